@@ -1,0 +1,108 @@
+"""What a gradient sketch costs and how far its cosines are off.
+
+Prints, for a few parameter shapes, the time of one sketch and of the exact norm as a multiple of one plain
+``grad.norm()`` in the same run, and for synthetic head gradients the error of the cosine by sketch size.
+
+    python benchmarks/sketch_error.py [--threads 1] [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
+
+SHAPES = [(576, 1536), (49152, 576), (4096, 14336), (151936, 1024)]
+
+
+def best_time(call: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+    """Return the shortest of several timings, in seconds, after one unmeasured call."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def head_gradients(count: int, vocabulary: int, width: int, tokens: int, seed: int = 0) -> list[torch.Tensor]:
+    """Return gradients as of a language-model head: Zipf labels, hidden states sharing one direction.
+
+    The prediction is the Zipf distribution itself, so that a gradient is
+    (Σ over tokens of (prediction − onehot(label)) ⊗ hidden) / tokens, of shape (vocabulary, width).
+    """
+    rng = np.random.default_rng(seed)
+    zipf = 1.0 / np.arange(1, vocabulary + 1)
+    zipf /= zipf.sum()
+    common = rng.standard_normal(width)
+    grads = []
+    for _ in range(count):
+        hidden = common + rng.standard_normal((tokens, width))
+        grad = np.outer(zipf, hidden.sum(axis=0))
+        np.subtract.at(grad, rng.choice(vocabulary, size=tokens, p=zipf), hidden)
+        grads.append(torch.from_numpy((grad / tokens).astype(np.float32)))
+    return grads
+
+
+def print_times(device: torch.device) -> None:
+    """Print one line a shape and dtype."""
+    print(f"{'shape':>16} {'dtype':>9} {'norm ms':>8} {'sketch ms':>10} {'sketch/norm':>12} {'exact/norm':>11}")
+    for shape in SHAPES:
+        sketcher = GradientSketch(shape)
+        for dtype in (torch.float32, torch.bfloat16):
+            grad = torch.randn(shape, device=device).to(dtype)
+            norm, sketch, exact = (
+                best_time(call, device)
+                for call in (grad.norm, partial(sketcher.sketch, grad), partial(exact_norm, grad))
+            )
+            name = "x".join(map(str, shape))
+            print(
+                f"{name:>16} {str(dtype)[6:]:>9} {1e3 * norm:8.2f} {1e3 * sketch:10.2f} "
+                f"{sketch / norm:12.1f} {exact / norm:11.1f}"
+            )
+
+
+def print_errors(device: torch.device, seeds: int) -> None:
+    """Print the error of the cosines of eight gradients (28 pairs), over several hash seeds."""
+    for vocabulary, width in ((3000, 64), (16384, 576)):
+        grads = [grad.to(device) for grad in head_gradients(8, vocabulary, width, tokens=800)]
+        print(f"\nhead gradients {vocabulary}x{width}")
+        print(f"{'k':>6} {'kind':>16} {'RMSE':>8} {'max':>8} {'1/sqrt(k)':>10}")
+        for k in (4096, 8192, 16384):
+            squares, worst = [], 0.0
+            for seed in range(seeds):
+                sketcher = GradientSketch((vocabulary, width), k=k, seed=seed)
+                check = SketchCheck(max_copies=len(grads))
+                for step, grad in enumerate(grads):
+                    check.add(step, grad, sketcher.sketch(grad))
+                result = check.result()
+                squares.append(result["rmse"] ** 2)
+                worst = max(worst, result["max_abs_error"])
+            rmse = math.sqrt(sum(squares) / len(squares))
+            print(f"{k:6d} {sketcher.kind:>16} {rmse:8.4f} {worst:8.4f} {1 / math.sqrt(k):10.4f}")
+
+
+def main() -> None:
+    """Run both parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seeds", type=int, default=8, help="hash seeds the errors are taken over")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    print_times(device)
+    print_errors(device, args.seeds)
+
+
+if __name__ == "__main__":
+    main()

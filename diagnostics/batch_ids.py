@@ -1,0 +1,156 @@
+"""How sample ids travel with a batch: from the dataset's positions through the collator to the model's call.
+
+The loader's dataset is wrapped so that each item carries its id, the collator puts the ids beside the tensors, and a
+hook takes them out again before the model's forward. Nothing relies on the order in which a loader draws, so
+look-ahead, workers and skipped batches cannot shift an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader
+
+if TYPE_CHECKING:
+    from sdo.plan import Plan
+
+BATCH_KEY = "sdo_sample_ids"
+
+_channels: WeakKeyDictionary[nn.Module, IdChannel] = WeakKeyDictionary()
+
+
+class IdChannel:
+    """Tells subscribers which samples a model is being trained on.
+
+    There is one channel a model, made by :meth:`of`; the organizer's handle and the recorder share it.
+
+    Attributes
+    ----------
+    source
+        Where ids come from, in words.
+    plan
+        The plan that the trainer follows, or None.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.source = "position in the prepared dataset"
+        self.plan: Plan | None = None
+        self._ids: NDArray[np.int64] | None = None
+        self._subscribers: list[Callable[[tuple[int, ...]], None]] = []
+        self._hook = model.register_forward_pre_hook(self._make_hook(), prepend=True, with_kwargs=True)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> IdChannel:
+        """Return the model's channel; the first call opens it."""
+        channel = _channels.get(model)
+        if channel is None:
+            channel = _channels[model] = cls(model)
+        return channel
+
+    def name_positions(self, ids: NDArray[np.int64], source: str) -> None:
+        """Give the id of each dataset position.
+
+        Parameters
+        ----------
+        ids
+            Shape ``(n,)``, the sample id of each position.
+        source
+            Where they come from, in words.
+        """
+        self._ids = ids
+        self.source = source
+
+    def subscribe(self, listener: Callable[[tuple[int, ...]], None]) -> None:
+        """Call ``listener`` with the ids of each micro-batch that is about to be trained on."""
+        if listener not in self._subscribers:
+            self._subscribers.append(listener)
+
+    def unsubscribe(self, listener: Callable[[tuple[int, ...]], None]) -> None:
+        """Stop calling a listener; the last one to leave closes the channel."""
+        if listener in self._subscribers:
+            self._subscribers.remove(listener)
+        if not self._subscribers:
+            self._close()
+
+    def _close(self) -> None:
+        self._hook.remove()
+        for model in [m for m, channel in _channels.items() if channel is self]:
+            del _channels[model]
+
+    def install(self, loader: Any) -> None:
+        """Make a training loader's batches carry their ids; a second call changes nothing.
+
+        Parameters
+        ----------
+        loader
+            A DataLoader, or accelerate's wrapper of one, over a map-style dataset.
+        """
+        inner: DataLoader[Any] = getattr(loader, "base_dataloader", loader)
+        if isinstance(inner.dataset, _TaggedDataset):
+            inner.dataset.ids = self._ids
+            return
+        # DataLoader forbids exchanging its dataset because samplers are built from its length, which stays the same.
+        object.__setattr__(inner, "dataset", _TaggedDataset(inner.dataset, self._ids))
+        inner.collate_fn = _TaggedCollator(inner.collate_fn)
+
+    def _make_hook(self) -> Callable[..., tuple[Any, Any] | None]:
+        def take_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+            if BATCH_KEY not in kwargs:
+                return None
+            ids = kwargs.pop(BATCH_KEY)
+            if module.training and torch.is_grad_enabled():
+                for listener in self._subscribers:
+                    listener(ids)
+            return args, kwargs
+
+        return take_ids
+
+
+class _Tagged(NamedTuple):
+    sample_id: int
+    item: Any
+
+
+class _TaggedDataset:
+    """A map-style dataset whose items carry their ids."""
+
+    def __init__(self, dataset: Any, ids: NDArray[np.int64] | None) -> None:
+        self.inner = dataset
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, position: int) -> _Tagged:
+        return _Tagged(self._id(position), self.inner[position])
+
+    def __getitems__(self, positions: Sequence[int]) -> list[_Tagged]:
+        fetch = getattr(self.inner, "__getitems__", None)
+        items = fetch(positions) if fetch else [self.inner[p] for p in positions]
+        return [_Tagged(self._id(p), item) for p, item in zip(positions, items, strict=True)]
+
+    def _id(self, position: int) -> int:
+        return int(position) if self.ids is None else int(self.ids[position])
+
+
+class _TaggedCollator:
+    """Collates the items as before and puts their ids beside the tensors, as plain integers that stay on the CPU."""
+
+    def __init__(self, inner: Callable[[list[Any]], Any]) -> None:
+        self.inner = inner
+
+    def __call__(self, tagged: list[_Tagged]) -> Any:
+        batch = self.inner([entry.item for entry in tagged])
+        if not isinstance(batch, MutableMapping):
+            raise TypeError(
+                f"the data collator returned {type(batch).__name__}; expected a dict of tensors, beside which sample "
+                "ids can travel; mend: return a dict from the collator"
+            )
+        batch[BATCH_KEY] = tuple(entry.sample_id for entry in tagged)
+        return batch

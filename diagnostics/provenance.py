@@ -1,0 +1,121 @@
+"""What run.json says about a run: organizer, signals, model, data, seeds and versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from typing import Any
+
+from torch import nn
+
+from diagnostics.batch_ids import IdChannel
+from diagnostics.signals import HiddenTap, WeightTap
+
+_PACKAGES = (
+    "sdo-toolkit",
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "datasets",
+    "numpy",
+    "faiss-cpu",
+    "pyarrow",
+)
+
+
+def describe_run(
+    args: Any,
+    state: Any,
+    model: nn.Module,
+    loader: Any,
+    channel: IdChannel,
+    taps: dict[str, WeightTap | HiddenTap],
+) -> dict[str, Any]:
+    """Collect the provenance of a run.
+
+    Parameters
+    ----------
+    args, state
+        The trainer's arguments and state.
+    model
+        The model in training.
+    loader
+        The training data loader.
+    channel
+        Where sample ids come from, and the plan if there is one.
+    taps
+        The resolved signals.
+
+    Returns
+    -------
+    dict
+        Plain values, ready for JSON.
+    """
+    plan = channel.plan
+    embeddings = None if plan is None else plan.organizer.embeddings
+    parameters = list(model.parameters())
+    dataset = getattr(loader.dataset, "inner", loader.dataset)
+    return {
+        "first_step": state.global_step,
+        "organizer": None if plan is None else {**plan.describe(), "fingerprint": plan.fingerprint},
+        "embeddings": None
+        if embeddings is None
+        else {
+            "path": embeddings.path,
+            "fingerprint": embeddings.fingerprint,
+            "rows": len(embeddings),
+            "dim": embeddings.dim,
+        },
+        "signals": {name: _describe_tap(tap) for name, tap in taps.items()},
+        "model": {
+            "class": type(model).__name__,
+            "name": getattr(model, "name_or_path", None) or None,
+            "parameters": sum(p.numel() for p in parameters),
+            "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            "dtype": str(parameters[0].dtype).removeprefix("torch."),
+        },
+        "dataset": {
+            "rows": len(dataset),
+            "fingerprint": getattr(dataset, "_fingerprint", None),
+            "sample_id": channel.source,
+        },
+        "trainer": {
+            "train_batch_size": args.train_batch_size,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "max_steps": state.max_steps,
+            "learning_rate": args.learning_rate,
+            "lr_scheduler_type": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
+            "max_grad_norm": args.max_grad_norm,
+            "bf16": args.bf16,
+            "fp16": args.fp16,
+            "gradient_checkpointing": args.gradient_checkpointing,
+        },
+        "seeds": {"seed": args.seed, "data_seed": args.data_seed},
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, the platform and the packages that a run depends on."""
+    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _describe_tap(tap: WeightTap | HiddenTap) -> dict[str, Any]:
+    sketch = {"stored": tap.sketch.stored, "sketch": tap.sketch.describe()}
+    if isinstance(tap, WeightTap):
+        return {
+            "parameter": tap.weight.name,
+            "shape": list(tap.weight.parameter.shape),
+            "tied": bool(tap.weight.tied),
+            "tied_with": list(tap.weight.tied),
+            **sketch,
+        }
+    return {"parameter": None, "shape": list(tap.sketch.shape), "tied": False, "tied_with": [], **sketch}

@@ -1,0 +1,141 @@
+"""GradientRecorder: the callback that writes a training run's gradients, batches and outcomes to a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from transformers import TrainerCallback
+
+from diagnostics.recording import Recording
+from diagnostics.signals import SIGNALS
+from sdo.errors import InputError
+
+
+class GradientRecorder(TrainerCallback):
+    """Records the gradients of a training run, with the samples that made them and what came of it.
+
+    Parameters
+    ----------
+    out
+        The run folder; it must be new or empty, or hold the run that is resumed.
+    signals
+        ``"weight"``: the gradient of one parameter; ``"hidden"``: the gradient at the final norm's output, summed
+        over positions.
+    weight
+        Full name of the parameter; by default the last trainable matrix.
+    sample_every
+        Write the rows of single samples of ``hidden`` at every n-th step; 0 for never.
+    sketch_size
+        Length k of the sketches. A signal of at most k entries is stored as it is.
+    evaluations
+        Whether to write each sample's held-out loss at each evaluation, read off the evaluation's own forward passes.
+
+    Raises
+    ------
+    InputError
+        For options out of range, and at the start of training for an output folder that holds another run or for a
+        parameter that does not exist or is frozen.
+
+    Notes
+    -----
+    Add it with ``trainer.add_callback(GradientRecorder("runs/sdo"))``, with or without an organizer; with one, attach
+    first or last. Gradients are raw: before clipping. Under a loss that divides by the tokens of the whole step,
+    micro-batch and sample rows are parts of the step's gradient and not means of their own.
+    """
+
+    def __init__(
+        self,
+        out: str | Path,
+        *,
+        signals: Sequence[str] = SIGNALS,
+        weight: str | None = None,
+        sample_every: int = 10,
+        sketch_size: int = 8192,
+        evaluations: bool = True,
+    ) -> None:
+        unknown = [s for s in signals if s not in SIGNALS]
+        if unknown or not signals:
+            raise InputError(f"signals are {list(signals)}; expected some of {', '.join(SIGNALS)}")
+        for name, value, low in (("sample_every", sample_every, 0), ("sketch_size", sketch_size, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise InputError(f"{name} is {value!r}; expected a whole number from {low}")
+        self.out = Path(out)
+        self.signals = tuple(s for s in SIGNALS if s in signals)
+        self.weight = weight
+        self.sample_every = sample_every
+        self.sketch_size = sketch_size
+        self.evaluations = evaluations
+        self._recording: Recording | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Resolve the signals, open the run folder and hook the model; nothing is written if anything is wrong."""
+        if self._recording is not None:
+            self._recording.release()
+        self._recording = Recording.start(self, args, state, kwargs["model"], kwargs["train_dataloader"])
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start collecting a step."""
+        if self._recording is not None:
+            self._recording.begin_step(state.global_step)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at the gradient that the optimizer is given."""
+        if self._recording is not None:
+            self._recording.before_update(kwargs.get("optimizer"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the step's gradients; its own row waits for what the trainer logs about it."""
+        if self._recording is not None:
+            skipped = bool(getattr(kwargs.get("optimizer"), "step_was_skipped", False))
+            self._recording.end_step(float(state.epoch), skipped=skipped)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Take the total gradient norm, where the trainer logs it for one step."""
+        if self._recording is not None and logs and "grad_norm" in logs:
+            self._recording.note_grad_norm(state.global_step - 1, float(logs["grad_norm"]))
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Write the held-out loss of each sample of the evaluation that just ended."""
+        if self._recording is not None:
+            name = next((key for key in (metrics or {}) if key.endswith("_loss")), "eval_loss")
+            self._recording.end_evaluation(state.global_step, name)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Flush, so that a checkpoint never knows more steps than the run folder."""
+        if self._recording is not None:
+            self._recording.flush()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write what is left and let go of the model."""
+        if self._recording is not None:
+            self._recording.close(state.global_step)
+            self._recording = None
+
+    def log_evaluation(self, name: str, step: int, sample_ids: ArrayLike, scores: ArrayLike) -> None:
+        """Write a score per sample, correctness for instance, beside the run.
+
+        Parameters
+        ----------
+        name
+            What was measured.
+        step
+            Number of updates the model had had.
+        sample_ids
+            Shape ``(n,)``, the evaluated samples.
+        scores
+            Shape ``(n,)``; one that is not finite is written as null.
+
+        Raises
+        ------
+        RuntimeError
+            Outside training, when the run folder is closed.
+        """
+        if self._recording is None:
+            raise RuntimeError("log_evaluation was called outside training; the run folder is closed")
+        self._recording.log.add_evaluation(step, name, np.asarray(sample_ids, np.int64), np.asarray(scores, np.float64))

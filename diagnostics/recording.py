@@ -1,0 +1,354 @@
+"""One training run being recorded: its hooks on the model, the step that is under way, and its log."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from diagnostics.batch_ids import IdChannel
+from diagnostics.losses import SampleLosses, sample_losses
+from diagnostics.provenance import describe_run
+from diagnostics.runlog import RunLog, StepRow, check_free
+from diagnostics.signals import HiddenTap, MicroBatch, WeightTap, find_decoder, find_weight
+from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
+from diagnostics.step_rows import hidden_rows, weight_rows
+from sdo.errors import InputError
+
+if TYPE_CHECKING:
+    from diagnostics.recorder import GradientRecorder
+
+# A clipped gradient is shorter than the raw one by more than rounding can explain.
+_CLIP_TOLERANCE = 1e-5
+
+
+class Recording:
+    """The live part of a :class:`~diagnostics.GradientRecorder`, from the start of training to its end.
+
+    Build it with :meth:`start`.
+
+    Attributes
+    ----------
+    log
+        The run folder.
+    """
+
+    def __init__(self, options: GradientRecorder, model: nn.Module, first_step: int) -> None:
+        self._options = options
+        self._first_step = first_step
+        self._micros: list[MicroBatch] = []
+        self._step = first_step
+        self._seconds = 0.0  # spent by the recorder itself
+        self._seconds_before_step = 0.0
+        self._step_started = 0.0
+        self._pending: dict[str, Any] | None = None  # the row of the step that the trainer has not logged yet
+        self._clipped: bool | None = None
+        self._loss_scale = 1.0
+        self._learning_rate: float | None = None
+        self._totals = {"seconds": 0.0, "step_seconds": 0.0}
+        self._held_out: list[tuple[int, float]] = []
+        self._held_out_seen = 0
+        self._forward_hook: Any = None
+        self.log: RunLog
+        self._weight = self._make_weight_tap(model) if "weight" in options.signals else None
+        self._hidden = self._make_hidden_tap(model) if "hidden" in options.signals else None
+        self._check_written = self._weight is None
+        self._channel = IdChannel.of(model)
+        self._plan = self._channel.plan
+        self._trained: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        if self._plan is not None:
+            seen = np.searchsorted(self._plan.ids, self._plan.batches(0, first_step).ravel())
+            self._trained = np.bincount(seen, minlength=len(self._plan.ids))
+
+    @classmethod
+    def start(cls, options: GradientRecorder, args: Any, state: Any, model: nn.Module, loader: Any) -> Recording:
+        """Open the run folder and hook the model; on any error nothing is written and no hook is left.
+
+        Parameters
+        ----------
+        options
+            The recorder.
+        args, state
+            The trainer's arguments and state.
+        model
+            The model in training.
+        loader
+            Its training data loader.
+
+        Raises
+        ------
+        InputError
+            As :class:`~diagnostics.GradientRecorder` says.
+        """
+        if not hasattr(getattr(loader, "dataset", None), "__getitem__"):
+            raise InputError(
+                "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
+                "mend: load it without streaming"
+            )
+        recording = cls(options, model, state.global_step)
+        taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
+        info = describe_run(args, state, model, loader, recording._channel, taps)
+        try:
+            recording.log = _open_log(options.out, state.global_step, info)
+        except InputError:
+            recording._channel.unsubscribe(recording._begin_micro_batch)
+            raise
+        recording._channel.subscribe(recording._begin_micro_batch)
+        recording._channel.install(loader)
+        for tap in taps.values():
+            tap.register()
+        recording._forward_hook = model.register_forward_hook(recording._after_forward, with_kwargs=True)
+        return recording
+
+    def release(self) -> None:
+        """Let go of the model; what was not flushed is lost."""
+        for tap in (self._weight, self._hidden):
+            if tap is not None:
+                tap.remove()
+        if self._forward_hook is not None:
+            self._forward_hook.remove()
+            self._forward_hook = None
+        self._channel.unsubscribe(self._begin_micro_batch)
+
+    # ------------------------------------------------------------------ one step
+
+    def begin_step(self, step: int) -> None:
+        """Start collecting a step; the one before it is complete now."""
+        with self._clock():
+            self._write_pending()
+            self.log.maybe_flush()
+        self._step = step
+        self._micros = []
+        self._seconds_before_step = self._seconds
+        self._step_started = time.perf_counter()
+
+    def before_update(self, optimizer: Any) -> None:
+        """Compare the gradient that the optimizer is given with the raw one: clipping shows as a smaller norm."""
+        with self._clock():
+            scaler = getattr(optimizer, "scaler", None)
+            self._loss_scale = float(scaler.get_scale()) if scaler is not None else 1.0
+            self._learning_rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
+            self._clipped = None
+            if self._weight is not None and self._weight.step_norm:
+                grad = self._weight.weight.parameter.grad
+                if grad is not None:
+                    # By now the gradient is unscaled; what remains of the difference is clipping.
+                    raw = self._weight.step_norm / self._loss_scale
+                    self._clipped = exact_norm(grad) < raw * (1 - _CLIP_TOLERANCE)
+
+    def end_step(self, trainer_epoch: float, *, skipped: bool) -> None:
+        """Write the step's gradients and keep its row until the trainer has logged.
+
+        Parameters
+        ----------
+        trainer_epoch
+            The trainer's epoch after the update, a fraction.
+        skipped
+            Whether the update was skipped, for an overflow under loss scaling; it then trained nobody.
+        """
+        own_so_far = self._seconds - self._seconds_before_step
+        seconds = time.perf_counter() - self._step_started - own_so_far
+        with self._clock():
+            if self._step == self._first_step:
+                self._require_signals()
+            losses = [micro.losses for micro in self._micros]
+            tokens = sum(int(part.tokens.sum()) for part in losses if part is not None)
+            totals = [float(part.total) for part in losses if part is not None and part.total is not None]
+            ids = [i for micro in self._micros for i in micro.sample_ids]
+            self._pending = {
+                "step": self._step,
+                "organizer_epoch": None if self._plan is None else self._plan.epoch_of(self._step).organizer_epoch,
+                "trainer_epoch": trainer_epoch,
+                "loss": sum(totals) / tokens if tokens and len(totals) == len(losses) else None,
+                "learning_rate": self._learning_rate,
+                "grad_norm": None,
+                "clipped": self._clipped,
+                "loss_scale": self._loss_scale,
+                "tokens": tokens,
+                "seconds": seconds,
+                "sample_ids": ids,
+            }
+            self._write_gradients()
+            if self._plan is not None and not skipped:
+                np.add.at(self._trained, np.searchsorted(self._plan.ids, ids), 1)
+            self._micros = []
+        self._pending["recorder_seconds"] = self._seconds - self._seconds_before_step
+
+    def note_grad_norm(self, step: int, norm: float) -> None:
+        """Put the total gradient norm before clipping, as the trainer logged it, into the step's row."""
+        if self._pending is not None and self._pending["step"] == step:
+            self._pending["grad_norm"] = norm
+
+    def _write_gradients(self) -> None:
+        norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
+        if self._weight is not None:
+            for row, sketch in weight_rows(self._step, self._micros, self._weight.step_norm, norm_state):
+                self.log.add_gradient("weight", row, sketch)
+            self._weight.step_norm = None
+            if self._weight.check.done and not self._check_written:
+                self._write_info()
+        if self._hidden is not None:
+            every = self._options.sample_every
+            with_samples = every > 0 and self._step % every == 0
+            rows = hidden_rows(self._step, self._micros, self._hidden.sketch, norm_state, with_samples)
+            for row, sketch in rows:
+                self.log.add_gradient("hidden", row, sketch)
+
+    def _write_pending(self) -> None:
+        if self._pending is None:
+            return
+        row, self._pending = StepRow(**self._pending), None
+        self.log.add_step(row)
+        self._totals["seconds"] += row.recorder_seconds
+        self._totals["step_seconds"] += row.seconds
+        if self._plan is not None:
+            epoch = self._plan.epoch_of(row.step)
+            if row.step == epoch.first_step + epoch.steps - 1:
+                self._write_exposure(epoch.organizer_epoch)
+
+    # ------------------------------------------------------------------ hooks
+
+    def _begin_micro_batch(self, ids: tuple[int, ...]) -> None:
+        self._micros.append(MicroBatch(sample_ids=ids))
+
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        with self._clock():
+            if module.training and self._micros:
+                # A loss of the user's own trains on logits without labels; TRL then reads its metrics off a second
+                # forward pass without gradients, which has them.
+                if torch.is_grad_enabled() or self._micros[-1].losses is None:
+                    self._micros[-1].losses = sample_losses(output, kwargs, exact=False)
+            elif not module.training and not torch.is_grad_enabled() and self._options.evaluations:
+                self._hold_evaluation(sample_losses(output, kwargs, exact=True))
+
+    def _require_signals(self) -> None:
+        """After the first step every signal must have fired; silence is never written as zeros."""
+        if not self._micros:
+            raise RuntimeError(
+                "the first step brought no sample ids; expected them with each batch. The data loader or the model was "
+                "replaced after training began, or the model's forward was called without its hooks"
+            )
+        silent = {
+            "weight": "its parameter got no gradient in backward: the loss does not reach it, or it is sharded",
+            "hidden": "the decoder's output was not part of the loss, or gradients were disabled",
+        }
+        for signal in self._options.signals:
+            if all(getattr(micro, signal) is None for micro in self._micros):
+                self.release()
+                raise RuntimeError(f"signal {signal!r} did not fire in the first step: {silent[signal]}")
+
+    # ------------------------------------------------------------------ evaluations
+
+    def _hold_evaluation(self, losses: SampleLosses | None) -> None:
+        """Evaluation goes through its dataset in order, so that the count of samples so far is the position."""
+        if losses is None or losses.nll is None:
+            return
+        for nll, tokens in zip(losses.nll.tolist(), losses.tokens.tolist(), strict=True):
+            if tokens:
+                self._held_out.append((self._held_out_seen, nll / tokens))
+            self._held_out_seen += 1
+
+    def end_evaluation(self, step: int, name: str) -> None:
+        """Write the held-out losses that were read off an evaluation's forward passes.
+
+        Parameters
+        ----------
+        step
+            Number of updates the model had had.
+        name
+            The trainer's name of the loss.
+        """
+        with self._clock():
+            if self._held_out:
+                ids, scores = zip(*self._held_out, strict=True)
+                self.log.add_evaluation(step, name, np.array(ids, np.int64), np.array(scores, np.float64))
+            self._held_out, self._held_out_seen = [], 0
+
+    # ------------------------------------------------------------------ folder
+
+    def flush(self) -> None:
+        """Write everything that is complete."""
+        with self._clock():
+            self._write_pending()
+            self.log.flush()
+
+    def close(self, global_step: int) -> None:
+        """Write what is left, the exposure of an unfinished organizer epoch included, and let go of the model."""
+        self._write_pending()
+        self._write_info()
+        if self._plan is not None and global_step > 0:
+            epoch = self._plan.epoch_of(global_step - 1)
+            if global_step < epoch.first_step + epoch.steps:
+                self._write_exposure(epoch.organizer_epoch)
+        self.log.close()
+        self.release()
+
+    def _write_exposure(self, organizer_epoch: int) -> None:
+        if self._plan is None:
+            return
+        epoch, ids = self._plan.epoch(organizer_epoch), self._plan.ids
+        self.log.add_exposure(organizer_epoch, ids, epoch.exposure, self._trained.copy(), np.isin(ids, epoch.pool))
+
+    def _write_info(self) -> None:
+        """Write how far sketched cosines were from exact ones, and what recording has cost so far."""
+        changes: dict[str, Any] = {"recorder": dict(self._totals)}
+        if self._weight is not None and not self._check_written:
+            changes["sketch_check"] = {"weight": self._weight.check.result()}
+            self._check_written = True
+        self.log.update_info(**changes)
+
+    # ------------------------------------------------------------------ helpers
+
+    def _make_weight_tap(self, model: nn.Module) -> WeightTap:
+        weight = find_weight(model, self._options.weight)
+        return WeightTap(
+            weight=weight,
+            sketch=GradientSketch(tuple(weight.parameter.shape), k=self._options.sketch_size),
+            check=SketchCheck(),
+            current=self._current,
+            clock=self._clock,
+        )
+
+    def _make_hidden_tap(self, model: nn.Module) -> HiddenTap:
+        decoder, width = find_decoder(model)
+        sketch = GradientSketch((width,), k=self._options.sketch_size)
+        return HiddenTap(decoder=decoder, sketch=sketch, current=self._current, clock=self._clock)
+
+    def _current(self) -> tuple[int, list[MicroBatch]]:
+        return self._step, self._micros
+
+    @contextmanager
+    def _clock(self) -> Iterator[None]:
+        """Count the recorder's own time."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - started
+
+
+def _open_log(out: Path, step: int, info: dict[str, Any]) -> RunLog:
+    """Begin a run folder, or continue one that belongs to the run that is resumed."""
+    if step == 0 or not (out / "run.json").exists():
+        check_free(out)
+        return RunLog.create(out, info)
+    try:
+        stored = json.loads((out / "run.json").read_text()).get("organizer")
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{out}/run.json cannot be read: {error}; expected the run that is resumed") from error
+    for name in ("name", "batch_size", "n_samples", "samples", "embeddings", "options"):
+        old, new = (None if o is None else o.get(name) for o in (stored, info["organizer"]))
+        if old != new:
+            raise InputError(
+                f"{out} holds a run whose organizer has {name} = {old}, this one has {new}; expected the run that is "
+                "resumed; mend: choose another folder"
+            )
+    return RunLog.resume(out, step, info)

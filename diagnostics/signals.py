@@ -1,0 +1,236 @@
+"""Which gradient is meant, and how it is caught.
+
+``weight``: the gradient of one named parameter, caught at the parameter, since fused losses never call the head's
+module.
+``hidden``: the sum over positions of the loss's gradient with respect to the final norm's output, one row a sample.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.state import GradientState
+from torch import nn
+
+from diagnostics.losses import SampleLosses
+from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
+from sdo.errors import InputError
+
+SIGNALS = ("weight", "hidden")
+
+
+@dataclass(eq=False)
+class MicroBatch:
+    """What one forward and backward pass left behind.
+
+    Attributes
+    ----------
+    sample_ids
+        The b samples of the micro-batch.
+    losses
+        Their losses and token counts, where the forward pass gave them.
+    weight
+        Shape ``(k,)``, sketch of the parameter's gradient of this pass alone.
+    weight_norm
+        Its exact 2-norm.
+    hidden
+        Shape ``(b, H)``, float32, one gradient row a sample.
+    """
+
+    sample_ids: tuple[int, ...]
+    losses: SampleLosses | None = None
+    weight: torch.Tensor | None = None
+    weight_norm: float | None = None
+    hidden: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class NamedWeight:
+    """The parameter that the ``weight`` signal follows.
+
+    Attributes
+    ----------
+    name
+        Its name in ``named_parameters()``.
+    parameter
+        The tensor.
+    tied
+        Other names of the same tensor: its gradient is the sum over all of these uses.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    tied: tuple[str, ...]
+
+
+def find_weight(model: nn.Module, name: str | None = None) -> NamedWeight:
+    """Find the parameter to follow.
+
+    Parameters
+    ----------
+    model
+        The model in training.
+    name
+        A parameter's full name; by default the last trainable matrix in the model's own order.
+
+    Raises
+    ------
+    InputError
+        If there is no such parameter, or it is frozen; the nearest trainable names are listed.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    trainable = {n: p for n, p in named.items() if p.requires_grad}
+    if not trainable:
+        raise InputError("the model has no trainable parameter; expected at least one to record")
+    if name is None:
+        # A tied head is listed last but is the embedding; only a parameter with one name is meant by "the last".
+        own = [n for n, _ in model.named_parameters() if n in trainable and named[n].ndim >= 2]
+        if not own:
+            raise InputError("the model has no trainable matrix; expected one; mend: signals=['hidden']")
+        name = own[-1]
+    if name not in named:
+        raise InputError(f"there is no parameter {name!r}; nearest trainable names: {_nearest(name, trainable)}")
+    if name not in trainable:
+        raise InputError(
+            f"parameter {name!r} is frozen and gets no gradient; nearest trainable names: {_nearest(name, trainable)}"
+        )
+    tied = tuple(n for n, p in named.items() if p is named[name] and n != name)
+    return NamedWeight(name=name, parameter=named[name], tied=tied)
+
+
+def find_decoder(model: nn.Module) -> tuple[nn.Module, int]:
+    """Find the module whose output enters the language-model head, and its width H: the decoder, ending in its norm.
+
+    Parameters
+    ----------
+    model
+        A causal language model of transformers, with or without a PEFT wrapper.
+
+    Raises
+    ------
+    InputError
+        If the model has no separate decoder.
+    """
+    unwrap: Any = getattr(model, "get_base_model", None)
+    unwrapped: Any = model if unwrap is None else unwrap()
+    decoder = getattr(unwrapped, "base_model", unwrapped)
+    if not isinstance(decoder, nn.Module) or decoder is unwrapped:
+        raise InputError(
+            f"{type(unwrapped).__name__} has no decoder apart from its head, so that 'hidden' cannot be caught; "
+            "expected a causal language model of transformers; mend: signals=['weight']"
+        )
+    return decoder, int(unwrapped.config.get_text_config().hidden_size)
+
+
+def _nearest(name: str, known: dict[str, Any], count: int = 3) -> str:
+    close = difflib.get_close_matches(name, known, n=count, cutoff=0.3)
+    return ", ".join(close or list(known)[-count:])
+
+
+@dataclass(eq=False)
+class WeightTap:
+    """Catches the gradient of one parameter, micro-batch by micro-batch and accumulated.
+
+    Attributes
+    ----------
+    step_norm
+        Exact 2-norm of the accumulated gradient before clipping; None until the step's last backward pass.
+    """
+
+    weight: NamedWeight
+    sketch: GradientSketch
+    check: SketchCheck
+    current: Callable[[], tuple[int, list[MicroBatch]]]
+    clock: Callable[[], Any]
+    step_norm: float | None = None
+    _handles: list[Any] = field(default_factory=list)
+
+    def register(self) -> None:
+        """Hook the parameter."""
+        parameter: Any = self.weight.parameter
+        self._handles = [
+            parameter.register_hook(self._on_gradient),
+            parameter.register_post_accumulate_grad_hook(self._on_accumulated),
+        ]
+
+    def remove(self) -> None:
+        """Unhook it."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _on_gradient(self, grad: torch.Tensor) -> None:
+        """One backward pass alone; the parts of a shared parameter under reentrant checkpointing come one by one."""
+        _, micros = self.current()
+        if not micros:
+            return
+        with self.clock():
+            micro = micros[-1]
+            sketched = self.sketch.sketch(grad.detach())
+            if micro.weight is None:
+                micro.weight, micro.weight_norm = sketched, exact_norm(grad.detach())
+            else:
+                micro.weight = micro.weight + sketched
+                micro.weight_norm = None
+
+    def _on_accumulated(self, parameter: torch.Tensor) -> None:
+        """The running sum of the step; after its last micro-batch this is what the optimizer will be given."""
+        step, micros = self.current()
+        if not micros or not GradientState().sync_gradients or parameter.grad is None:
+            return
+        with self.clock():
+            single = len(micros) == 1 and micros[0].weight_norm is not None
+            self.step_norm = micros[0].weight_norm if single else exact_norm(parameter.grad)
+            if not self.check.done:
+                self.check.add(step, parameter.grad, self.step_sketch(micros))
+
+    @staticmethod
+    def step_sketch(micros: list[MicroBatch]) -> torch.Tensor:
+        """Sum of the micro-batches' sketches, shape ``(k,)``: the sketch is linear."""
+        parts = [m.weight for m in micros if m.weight is not None]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).double().sum(dim=0).float()
+
+
+@dataclass(eq=False)
+class HiddenTap:
+    """Catches the gradient at the decoder's output, one row a sample."""
+
+    decoder: nn.Module
+    sketch: GradientSketch
+    current: Callable[[], tuple[int, list[MicroBatch]]]
+    clock: Callable[[], Any]
+    _handles: list[Any] = field(default_factory=list)
+
+    def register(self) -> None:
+        """Hook the decoder."""
+        self._handles = [self.decoder.register_forward_hook(self._on_forward)]
+
+    def remove(self) -> None:
+        """Unhook it."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _on_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        hidden = getattr(output, "last_hidden_state", None)
+        hidden = output[0] if hidden is None and isinstance(output, tuple) else hidden
+        _, micros = self.current()
+        if hidden is None or not hidden.requires_grad or not micros:
+            return
+        micro = micros[-1]
+        if hidden.ndim != 3 or hidden.shape[0] != len(micro.sample_ids):
+            raise InputError(
+                f"the hidden states have shape {tuple(hidden.shape)} for {len(micro.sample_ids)} samples; expected one "
+                "row a sample; mend: padding_free=False, or signals=['weight']"
+            )
+
+        def on_gradient(grad: torch.Tensor) -> None:
+            with self.clock():
+                rows = grad.detach().sum(dim=1, dtype=torch.float64).float()
+                micro.hidden = rows if micro.hidden is None else micro.hidden + rows
+
+        hidden.register_hook(on_gradient)

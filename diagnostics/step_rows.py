@@ -1,0 +1,141 @@
+"""Rows of the gradient log from what a step's micro-batches left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diagnostics.runlog import GradientRow
+from diagnostics.signals import MicroBatch, WeightTap
+from diagnostics.sketch import GradientSketch
+
+Row = tuple[GradientRow, NDArray[np.float32]]
+
+
+def weight_rows(step: int, micros: list[MicroBatch], norm: float | None, norm_state: str) -> Iterator[Row]:
+    """Yield a step's rows of ``weight``: the step's, and its micro-batches' where there are several.
+
+    Parameters
+    ----------
+    step
+        Counted from 0.
+    micros
+        The step's micro-batches.
+    norm
+        Exact norm of the accumulated gradient.
+    norm_state
+        Whether norms are raw or clipped, scaled or not, in words.
+
+    Yields
+    ------
+    tuple
+        The row and its sketch, shape ``(k,)``, float32. With one micro-batch the step's row is that micro-batch's too.
+    """
+    fired = [m for m in micros if m.weight is not None]
+    if not fired:
+        return
+    total = WeightTap.step_sketch(fired)
+    yield make_row(step, "step", None, _ids(micros), sum(map(_tokens, micros)), norm, norm_state, total)
+    if len(micros) > 1:
+        for number, micro in enumerate(micros):
+            if micro.weight is not None:
+                ids, tokens = list(micro.sample_ids), _tokens(micro)
+                yield make_row(step, "micro_batch", number, ids, tokens, micro.weight_norm, norm_state, micro.weight)
+
+
+def hidden_rows(
+    step: int, micros: list[MicroBatch], sketch: GradientSketch, norm_state: str, with_samples: bool
+) -> Iterator[Row]:
+    """Yield a step's rows of ``hidden``: as :func:`weight_rows`, and those of single samples where asked for.
+
+    Parameters
+    ----------
+    step, micros, norm_state
+        As in :func:`weight_rows`.
+    sketch
+        Of vectors of the decoder's width; the identity unless they are longer than k.
+    with_samples
+        Whether to yield rows of single samples.
+
+    Yields
+    ------
+    tuple
+        The row and its sketch, shape ``(k,)``, float32.
+    """
+    sums = {n: m.hidden.double().sum(dim=0) for n, m in enumerate(micros) if m.hidden is not None}
+    if not sums:
+        return
+
+    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor) -> Row:
+        norm = float(vector.double().norm())
+        return make_row(step, kind, number, ids, tokens, norm, norm_state, sketch.sketch(vector.float()))
+
+    total = torch.stack(list(sums.values())).sum(dim=0)
+    yield row("step", None, _ids(micros), sum(map(_tokens, micros)), total)
+    for number, micro in enumerate(micros):
+        if micro.hidden is None:
+            continue
+        if len(micros) > 1:
+            yield row("micro_batch", number, list(micro.sample_ids), _tokens(micro), sums[number])
+        if with_samples:
+            tokens = [0] * len(micro.sample_ids) if micro.losses is None else micro.losses.tokens.tolist()
+            for sample, count, vector in zip(micro.sample_ids, tokens, micro.hidden, strict=True):
+                yield row("sample", number, [sample], count, vector)
+
+
+def make_row(
+    step: int,
+    kind: str,
+    micro_batch: int | None,
+    sample_ids: list[int],
+    tokens: int,
+    norm: float | None,
+    norm_state: str,
+    vector: torch.Tensor,
+) -> Row:
+    """Build one row; a gradient that has no direction becomes zeros with a reason.
+
+    Parameters
+    ----------
+    step, kind, micro_batch, sample_ids, tokens, norm_state
+        As in the run folder.
+    norm
+        Exact 2-norm; where it is not known, that of the sketch, which ``norm_state`` then says.
+    vector
+        Shape ``(k,)``, the sketch.
+    """
+    sketch = vector.detach().float().cpu().numpy()
+    if norm is None:
+        norm = float(np.linalg.norm(sketch.astype(np.float64)))
+        norm_state += ", estimated from the sketch"
+    reason = None
+    if not np.isfinite(norm) or not np.isfinite(sketch).all():
+        reason = "non-finite gradient"
+    elif norm == 0.0:
+        reason = "zero gradient" if tokens else "zero gradient: no token carries a loss"
+    if reason is not None:
+        sketch = np.zeros_like(sketch)
+    return (
+        GradientRow(
+            step=step,
+            kind=kind,
+            micro_batch=micro_batch,
+            sample_ids=sample_ids,
+            tokens=tokens,
+            norm=norm if np.isfinite(norm) else None,
+            norm_state=norm_state,
+            reason=reason,
+        ),
+        sketch,
+    )
+
+
+def _tokens(micro: MicroBatch) -> int:
+    return 0 if micro.losses is None else int(micro.losses.tokens.sum())
+
+
+def _ids(micros: list[MicroBatch]) -> list[int]:
+    return [i for micro in micros for i in micro.sample_ids]

@@ -1,0 +1,39 @@
+"""Organise: what each mini-batch of LLM post-training should hold.
+
+``SDO`` and ``Uniform`` decide, ``Plan`` is what they decide, ``attach`` binds them to a trainer. Importing the package
+loads numpy and faiss alone; ``attach`` and ``OrganizedSampler`` load torch when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sdo.embeddings import Embeddings
+from sdo.errors import InputError
+from sdo.organizer import SDO, Organizer, Uniform
+from sdo.plan import EpochPlan, Plan
+
+if TYPE_CHECKING:
+    from sdo.sampler import OrganizedSampler
+    from sdo.trl import attach
+
+__all__ = [
+    "SDO",
+    "Embeddings",
+    "EpochPlan",
+    "InputError",
+    "OrganizedSampler",
+    "Organizer",
+    "Plan",
+    "Uniform",
+    "attach",
+]
+
+_LAZY = {"attach": "sdo.trl", "OrganizedSampler": "sdo.sampler"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'sdo' has no attribute {name!r}")

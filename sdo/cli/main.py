@@ -1,0 +1,76 @@
+"""The ``sdo`` command: finds the sub-command, runs it and turns its outcome into an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from sdo.errors import InputError
+
+# In the order in which a user meets them. Each module has add_parser(subparsers), which sets `run` as default.
+COMMANDS = ("demo", "embed", "plan", "sft", "coherence")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says wrong arguments in one line, as every other wrong input, and takes no abbreviations."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; the modules load heavy packages only when they run."""
+    parser = _Parser(
+        prog="sdo",
+        description="Structure-aware mini-batches for LLM post-training: organise, record, explain.",
+        epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --out PLAN.parquet",
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name in COMMANDS:
+        importlib.import_module(f"sdo.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv
+        Arguments without the program's name; ``sys.argv[1:]`` by default.
+
+    Returns
+    -------
+    int
+        0 when all worked, 1 when a part of the output failed, 2 for wrong input.
+    """
+    prefix = "sdo"
+    try:
+        parser = build_parser()
+        args, rest = parser.parse_known_args(argv)
+        if args.command is None:
+            parser.print_help()
+            return 2
+        prefix = f"sdo {args.command}"
+        # Training commands hand what they do not know to TRL's own options, which check it.
+        if rest and not getattr(args, "takes_overrides", False):
+            raise InputError(f"unexpected argument {rest[0]!r}; see sdo {args.command} --help")
+        args.overrides = rest
+        status: int = args.run(args)
+    except InputError as error:
+        print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{prefix}: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""``sdo plan``: a dry run of an organizer: its schedule and its figures, without model, GPU or network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from sdo.embeddings import Embeddings, within_batch_cosine
+from sdo.errors import InputError
+from sdo.organizer import SDO, Graph, Locality, OnInvalid, Organizer, Uniform, Visit
+
+if TYPE_CHECKING:
+    from sdo.plan import EpochPlan, Plan
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the parser of ``sdo``."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="dry run: the batches and exposures that an organizer would give",
+        description="Write the batches of the first organizer epochs as Parquet (organizer_epoch, step, slot, "
+        "sample_id), their figures as JSON beside it, and print the figures as a table.",
+        epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --k 4 --delta-tau 2 --retain 0.2 "
+        "--seed 617 --out PLAN.parquet",
+    )
+    parser.add_argument("--embeddings", required=True, metavar="E.npy", help="matrix (N, d), one row a sample")
+    parser.add_argument("--batch-size", required=True, type=int, metavar="B", help="samples per optimizer step")
+    parser.add_argument("--epochs", type=int, default=4, help="organizer epochs to plan (default: 4)")
+    parser.add_argument("--organizer", choices=["sdo", "uniform"], default="sdo")
+    parser.add_argument("--k", type=int, default=4, help="neighbours per anchor (default: 4)")
+    parser.add_argument("--delta-tau", type=float, default=2, help="rise of the exposure threshold (default: 2)")
+    parser.add_argument("--retain", type=float, default=0.2, help="share of hot samples kept (default: 0.2)")
+    parser.add_argument("--visit", choices=get_args(Visit), default="cover")
+    parser.add_argument("--graph", choices=get_args(Graph), default="dynamic")
+    parser.add_argument("--locality", choices=get_args(Locality), default="knn")
+    parser.add_argument("--no-exposure", action="store_true", help="keep every sample in the pool")
+    parser.add_argument("--on-invalid", choices=get_args(OnInvalid), default="raise")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", required=True, type=Path, metavar="PLAN.parquet", help="PLAN.json goes beside it")
+    parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier plan")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, write both files and print the table.
+
+    Returns
+    -------
+    int
+        0; every failure is an :class:`InputError`.
+    """
+    if args.epochs < 1:
+        raise InputError(f"--epochs is {args.epochs}; expected a whole number from 1")
+    record = _check_out(args.out, overwrite=args.overwrite)
+    embeddings = Embeddings.read(args.embeddings)
+    organizer = _organizer(args, embeddings)
+    plan = organizer.plan(args.batch_size)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        epochs = [plan.epoch(e) for e in range(args.epochs)]
+    notes = sorted({str(entry.message) for entry in caught})
+    figures = epoch_figures(plan, embeddings, organizer_seed=args.seed, epochs=args.epochs)
+    _write_parquet(epochs, args.out)
+    described = {
+        **plan.describe(),
+        "fingerprint": plan.fingerprint,
+        "embeddings_path": args.embeddings,
+        "epochs": figures,
+        "notes": notes,
+    }
+    _replace(record, lambda path: path.write_text(json.dumps(described, indent=1, allow_nan=False) + "\n"))
+    _print_table(figures)
+    for note in notes:
+        print(f"note: {note}")
+    if args.organizer == "sdo" and args.locality == "shuffle" and not any(f["hot"] for f in figures):
+        print("note: nothing ever turned hot, so this plan is uniform shuffling")
+    print(f"{args.out} ({sum(f['steps'] for f in figures)} steps), {record}")
+    return 0
+
+
+def epoch_figures(plan: Plan, embeddings: Embeddings, *, organizer_seed: int, epochs: int) -> list[dict[str, Any]]:
+    """Return the figures of a plan's first epochs.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    embeddings
+        Its matrix, for within-batch cosines.
+    organizer_seed
+        Seed of the uniform batches that stand beside it.
+    epochs
+        How many.
+
+    Returns
+    -------
+    list of dict
+        Per epoch: ``organizer_epoch``, ``steps``, ``pool``, ``cold``, ``hot`` (after the epoch, over all samples),
+        ``exposure_min``, ``exposure_mean``, ``exposure_max`` (planned, after the epoch), ``within_batch_cosine`` (mean
+        over batches of the mean pairwise cosine) and ``uniform_within_batch_cosine`` of as many uniform batches.
+        Cosines are None at batch size 1.
+    """
+    uniform = Uniform(embeddings, seed=organizer_seed).plan(plan.batch_size)
+    figures: list[dict[str, Any]] = []
+    for e in range(epochs):
+        epoch = plan.epoch(e)
+        same_steps = uniform.batches(epoch.first_step, epoch.first_step + epoch.steps)
+        figures.append(
+            {
+                "organizer_epoch": e,
+                "steps": epoch.steps,
+                "pool": len(epoch.pool),
+                "cold": epoch.cold,
+                "hot": epoch.hot,
+                "exposure_min": int(epoch.exposure.min()),
+                "exposure_mean": float(epoch.exposure.mean()),
+                "exposure_max": int(epoch.exposure.max()),
+                "within_batch_cosine": _mean_cosine(embeddings, epoch.batches),
+                "uniform_within_batch_cosine": _mean_cosine(embeddings, same_steps),
+            }
+        )
+    return figures
+
+
+def _mean_cosine(embeddings: Embeddings, batches: np.ndarray[Any, np.dtype[np.int64]]) -> float | None:
+    if batches.shape[1] < 2:
+        return None
+    return float(within_batch_cosine(embeddings.unit, batches).mean())
+
+
+def _organizer(args: argparse.Namespace, embeddings: Embeddings) -> Organizer:
+    if args.organizer == "uniform":
+        return Uniform(embeddings, seed=args.seed)
+    delta_tau = int(args.delta_tau) if float(args.delta_tau).is_integer() else args.delta_tau
+    return SDO(
+        embeddings,
+        k=args.k,
+        delta_tau=delta_tau,
+        retain=args.retain,
+        visit=args.visit,
+        graph=args.graph,
+        locality=args.locality,
+        exposure=not args.no_exposure,
+        on_invalid=args.on_invalid,
+        seed=args.seed,
+    )
+
+
+def _check_out(out: Path, *, overwrite: bool) -> Path:
+    """Refuse an output that exists or cannot be written, before any work; return the JSON file's path."""
+    if out.suffix != ".parquet":
+        raise InputError(f"--out is {out}; expected a name that ends in .parquet")
+    record = out.with_suffix(".json")
+    for path in (out, record):
+        if path.is_dir() or (path.exists() and not overwrite):
+            raise InputError(f"{path} exists; expected a new file; mend: another --out, or --overwrite")
+    if not out.parent.is_dir():
+        raise InputError(f"folder {out.parent} does not exist; expected one to write into; mend: mkdir -p it")
+    return record
+
+
+def _write_parquet(epochs: list[EpochPlan], out: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    size = epochs[0].batches.shape[1]
+    ids = np.concatenate([epoch.batches.ravel() for epoch in epochs])
+    steps = sum(epoch.steps for epoch in epochs)
+    table = pa.table(
+        {
+            "organizer_epoch": np.repeat(
+                [epoch.organizer_epoch for epoch in epochs], [epoch.steps * size for epoch in epochs]
+            ),
+            "step": np.repeat(np.arange(steps), size),
+            "slot": np.tile(np.arange(size), steps),
+            "sample_id": ids,
+        }
+    )
+    _replace(out, lambda path: pq.write_table(table, path))
+
+
+def _replace(target: Path, write: Any) -> None:
+    """Write beside the target and rename: a file is there whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _print_table(figures: list[dict[str, Any]]) -> None:
+    header = ("epoch", "steps", "pool", "cold", "hot", "exposure min/mean/max", "cosine", "uniform")
+    rows = [
+        (
+            str(f["organizer_epoch"]),
+            str(f["steps"]),
+            str(f["pool"]),
+            "–" if f["cold"] is None else str(f["cold"]),
+            "–" if f["hot"] is None else str(f["hot"]),
+            f"{f['exposure_min']} / {f['exposure_mean']:.2f} / {f['exposure_max']}",
+            *(
+                "–" if f[name] is None else f"{f[name]:.3f}"
+                for name in ("within_batch_cosine", "uniform_within_batch_cosine")
+            ),
+        )
+        for f in figures
+    ]
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    for row in (header, *rows):
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))

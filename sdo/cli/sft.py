@@ -1,0 +1,84 @@
+"""``sdo sft``: supervised fine-tuning with TRL, organised and recorded."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from sdo.cli.config import OrganizerOptions
+from sdo.cli.train import (
+    DataOptions,
+    add_training_parser,
+    as_samples,
+    build_organizer,
+    check_before_loading,
+    load_rows,
+    plain_errors,
+    read_options,
+    train,
+)
+from sdo.errors import InputError
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the parser of ``sdo``."""
+    parser = add_training_parser(
+        subparsers,
+        "sft",
+        "supervised fine-tuning with TRL's SFTTrainer",
+        "sdo sft --config run.yaml --learning_rate 1e-5 --organizer.k 8 --recorder.out runs/k8",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train as the run file says.
+
+    Returns
+    -------
+    int
+        0; every failure before training is an :class:`InputError`.
+    """
+    try:
+        from transformers import AutoTokenizer
+        from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, get_peft_config
+    except ImportError as error:
+        raise InputError(f"training needs {error.name}; mend: pip install 'sdo-toolkit[train]'") from error
+    options = read_options(args.config, args.overrides, (ScriptArguments, SFTConfig, ModelConfig, DataOptions))
+    script, sft, model, data = (options.trl[c] for c in (ScriptArguments, SFTConfig, ModelConfig, DataOptions))
+    if not model.model_name_or_path:
+        raise InputError("model_name_or_path is missing; expected a folder or a hub id")
+    resume = {"true": True, "false": None}.get(str(sft.resume_from_checkpoint).lower(), sft.resume_from_checkpoint)
+    check_before_loading(options, bool(resume))
+    id_column = OrganizerOptions().id_column if options.organizer is None else options.organizer.id_column
+    source = (script.dataset_name, script.dataset_config)
+    rows = load_rows(*source, script.dataset_train_split, id_column=id_column, what="dataset_name")
+    organizer = None if options.organizer is None else build_organizer(options.organizer, rows, sft.seed)
+    # TRL moved the option from ModelConfig to the trainer's own arguments.
+    trusted = any(bool(getattr(part, "trust_remote_code", False)) for part in (sft, model))
+    with plain_errors(model.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.model_name_or_path, revision=model.model_revision, trust_remote_code=trusted
+        )
+    train_rows = as_samples(rows.dataset, data, tokenizer, id_column=id_column, what="the training dataset")
+    eval_rows = None
+    if str(getattr(sft.eval_strategy, "value", sft.eval_strategy)) != "no":
+        test = load_rows(*source, script.dataset_test_split, id_column=id_column, what="dataset_name")
+        eval_rows = as_samples(test.dataset, data, tokenizer, id_column=id_column, what="the evaluation dataset")
+    sft.model_init_kwargs = {
+        "revision": model.model_revision,
+        "trust_remote_code": trusted,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(sft.model_init_kwargs or {}),
+    }
+    with plain_errors(model.model_name_or_path):
+        trainer = SFTTrainer(
+            model=model.model_name_or_path,
+            args=sft,
+            train_dataset=train_rows,
+            eval_dataset=eval_rows,
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model),
+        )
+    return train(trainer, organizer, options, resume)

@@ -1,0 +1,330 @@
+"""What the training commands share: the run file, the data, the trainer with its organizer and its recorder."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdo.cli.config import (
+    OrganizerOptions,
+    RecorderOptions,
+    apply_overrides,
+    load_config,
+    parse_section,
+    split_trl,
+)
+from sdo.errors import InputError
+from sdo.organizer import SDO, Organizer, Uniform
+
+_SLICE = re.compile(r"(?P<split>[\w.-]+)\[(?P<start>\d*):(?P<stop>\d*)\]")
+
+
+@dataclass
+class DataOptions:
+    """Ours among the top-level keys: how rows become training samples.
+
+    Parameters
+    ----------
+    prompt_column, completion_column
+        Columns to use as prompt and completion; the loss is on the completion.
+    chat
+        Whether to wrap them in the tokenizer's chat template; None does so where there is one.
+    """
+
+    prompt_column: str | None = None
+    completion_column: str | None = None
+    chat: bool | None = None
+
+
+@dataclass
+class Rows:
+    """One split of a dataset, or a slice of it.
+
+    Attributes
+    ----------
+    dataset
+        The rows, with a column of sample ids: that of the data, or each row's position in the whole split.
+    whole
+        Rows of the whole split; None where the data brought their own ids.
+    """
+
+    dataset: Any
+    whole: int | None
+
+
+@dataclass
+class Options:
+    """Everything a training command was told.
+
+    Attributes
+    ----------
+    organizer, recorder
+        The sections, or None where they were not given.
+    trl
+        Instances of TRL's dataclasses and of :class:`DataOptions`, by class.
+    """
+
+    organizer: OrganizerOptions | None
+    recorder: RecorderOptions | None
+    trl: dict[type, Any]
+
+
+def read_options(config: str | None, overrides: Sequence[str], classes: tuple[type, ...]) -> Options:
+    """Merge a run file with the command line and check every key.
+
+    Parameters
+    ----------
+    config
+        Path of the YAML run file, or None.
+    overrides
+        Arguments such as ``--learning_rate 1e-5 --organizer.k 8``.
+    classes
+        Dataclasses that take the top-level keys.
+
+    Raises
+    ------
+    InputError
+        For an unreadable file, an unknown key or a value of the wrong type.
+    """
+    merged = apply_overrides(load_config(config) if config else {}, overrides)
+    organizer = parse_section("organizer", merged["organizer"], OrganizerOptions) if "organizer" in merged else None
+    recorder = parse_section("recorder", merged["recorder"], RecorderOptions) if "recorder" in merged else None
+    values = split_trl(merged, classes)
+    if not sys.stderr.isatty():
+        values.setdefault("disable_tqdm", True)
+    if recorder is not None:
+        # The total gradient norm reaches callbacks only through the trainer's log.
+        values.setdefault("logging_steps", 1)
+    return Options(organizer=organizer, recorder=recorder, trl={c: _build(c, values) for c in classes})
+
+
+def _build(cls: type, values: Mapping[str, Any]) -> Any:
+    names = {f.name for f in dataclasses.fields(cls) if f.init}
+    try:
+        return cls(**{name: value for name, value in values.items() if name in names})
+    except (ValueError, TypeError, ImportError) as error:
+        raise InputError(f"{cls.__name__}: {error}") from error
+
+
+def build_organizer(options: OrganizerOptions, rows: Rows, training_seed: int) -> Organizer:
+    """Build the organizer of a run file's section.
+
+    Parameters
+    ----------
+    options
+        The section.
+    rows
+        The training rows, with their ids.
+    training_seed
+        Serves where the section has no seed.
+
+    Raises
+    ------
+    InputError
+        If embeddings are missing, cannot be used, or do not fit the rows.
+    """
+    seed = training_seed if options.seed is None else options.seed
+    organizer: Organizer
+    if options.name == "uniform":
+        source = options.embeddings if options.embeddings is not None else 1 + max(rows.dataset[options.id_column])
+        organizer = Uniform(source, seed=seed)
+    elif options.embeddings is None:
+        raise InputError(
+            "organizer.embeddings is missing; expected the path of a .npy matrix, one row a training sample; "
+            "mend: sdo embed makes one"
+        )
+    else:
+        apart = ("name", "embeddings", "seed", "id_column")
+        names = [f.name for f in dataclasses.fields(options) if f.name not in apart]
+        organizer = SDO(options.embeddings, seed=seed, **{name: getattr(options, name) for name in names})
+    if organizer.embeddings is not None and rows.whole not in (None, organizer.n_samples):
+        n_rows = len(rows.dataset)
+        if organizer.n_samples != n_rows or rows.dataset[0][options.id_column] != 0:
+            raise InputError(
+                f"embeddings {options.embeddings} have {organizer.n_samples} rows, the dataset has {rows.whole}, of "
+                f"which {n_rows} are trained on; expected one embedding row for each dataset row; "
+                f"mend: embed the same data, or give the data a column {options.id_column!r} that names the rows"
+            )
+    return organizer
+
+
+def load_rows(name: str | None, config: str | None, split: str, *, id_column: str, what: str) -> Rows:
+    """Load one split of a dataset: a .jsonl file, a folder, or a hub id.
+
+    Parameters
+    ----------
+    name
+        ``dataset_name``. An existing file or folder comes before a hub id of the same name.
+    config
+        ``dataset_config``.
+    split
+        A split, with an optional slice such as ``train[:6796]``.
+    id_column
+        Column of sample ids; made where the data have none.
+    what
+        Named in errors.
+
+    Raises
+    ------
+    InputError
+        If the source is missing, offline, malformed or empty.
+    """
+    import datasets
+
+    whole, start, stop = split, None, None
+    if (cut := _SLICE.fullmatch(split)) is not None:
+        whole, start, stop = cut["split"], cut["start"], cut["stop"]
+    if not name:
+        raise InputError("dataset_name is missing; expected a .jsonl file, a folder or a hub id")
+    path = Path(name)
+    datasets.disable_progress_bars()
+    try:
+        if path.is_file():
+            rows = datasets.load_dataset("json", data_files=str(path), split="train")
+        elif name.endswith((".jsonl", ".json")):
+            raise InputError(f"{what} {name}: no such file; expected JSON Lines, a folder or a hub id")
+        else:
+            rows = datasets.load_dataset(name, config, split=whole)
+    except InputError:
+        raise
+    except Exception as error:  # datasets raises many kinds for missing, offline and malformed sources
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        place = "folder" if path.is_dir() else "hub id"
+        raise InputError(f"{what} {name} ({place}), split {split}: {first_line}") from error
+    own_ids = id_column in rows.column_names
+    if not own_ids:
+        rows = rows.add_column(id_column, list(range(len(rows))))
+    chosen = range(len(rows))[int(start) if start else None : int(stop) if stop else None]
+    if not len(chosen):
+        raise InputError(f"{what} {name}, split {split}, has no rows; expected at least one")
+    return Rows(dataset=rows.select(chosen) if len(chosen) < len(rows) else rows, whole=None if own_ids else len(rows))
+
+
+def as_samples(dataset: Any, options: DataOptions, tokenizer: Any, *, id_column: str, what: str) -> Any:
+    """Name the prompt and completion columns as TRL expects them, in chat form where asked for.
+
+    Parameters
+    ----------
+    dataset
+        Rows as loaded.
+    options
+        Columns and form.
+    tokenizer
+        Tells whether there is a chat template.
+    id_column
+        Column of sample ids, which stays.
+    what
+        Named in errors.
+    """
+    wanted = {"prompt": options.prompt_column, "completion": options.completion_column}
+    for column in wanted.values():
+        if column is not None and column not in dataset.column_names:
+            raise InputError(f"{what} has no column {column!r}; its columns are {', '.join(dataset.column_names)}")
+    if (wanted["prompt"] is None) != (wanted["completion"] is None):
+        raise InputError("prompt_column and completion_column go together; expected both or neither")
+    if wanted["prompt"] is None:
+        return dataset
+    chat = bool(getattr(tokenizer, "chat_template", None)) if options.chat is None else options.chat
+
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
+        prompt, completion = row[wanted["prompt"] or ""], row[wanted["completion"] or ""]
+        if not chat:
+            return {"prompt": prompt, "completion": completion}
+        return {
+            "prompt": [{"role": "user", "content": prompt}],
+            "completion": [{"role": "assistant", "content": completion}],
+        }
+
+    return dataset.map(convert, remove_columns=[c for c in dataset.column_names if c != id_column])
+
+
+def check_before_loading(options: Options, resume: bool) -> None:
+    """Refuse a recorder's folder that holds another run, before anything is loaded."""
+    if options.recorder is not None:
+        if options.recorder.out is None:
+            raise InputError("recorder.out is missing; expected the path of the run folder")
+        if not resume:
+            from diagnostics.runlog import check_free
+
+            check_free(options.recorder.out)
+
+
+def train(trainer: Any, organizer: Organizer | None, options: Options, resume: str | bool | None) -> int:
+    """Attach, record, train, save and say in one line what happened.
+
+    Parameters
+    ----------
+    trainer
+        A trainer that is ready to train.
+    organizer
+        Attached where given.
+    options
+        The sections.
+    resume
+        A checkpoint's path, True for the last one, or None.
+
+    Returns
+    -------
+    int
+        0.
+    """
+    from diagnostics import GradientRecorder
+    from diagnostics.signals import find_weight
+    from sdo.trl import attach
+
+    if organizer is not None and options.organizer is not None:
+        attach(trainer, organizer, id_column=options.organizer.id_column)
+    recorder = options.recorder
+    if recorder is not None and recorder.out is not None:
+        if "weight" in recorder.signals:
+            find_weight(trainer.model, recorder.weight)
+        trainer.add_callback(
+            GradientRecorder(
+                recorder.out,
+                signals=recorder.signals,
+                weight=recorder.weight,
+                sample_every=recorder.sample_every,
+                sketch_size=recorder.sketch_size,
+                evaluations=recorder.evaluations,
+            )
+        )
+    result = trainer.train(resume_from_checkpoint=resume)
+    if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
+        trainer.save_model(trainer.args.output_dir)
+    where = f"; run folder {recorder.out}" if recorder is not None else ""
+    print(f"{result.global_step} steps, mean training loss {result.training_loss:.4f}{where}")
+    return 0
+
+
+def add_training_parser(
+    subparsers: argparse._SubParsersAction[Any], name: str, help_text: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a training command: ``--config`` and whatever TRL's dataclasses take."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=help_text,
+        description=f"{help_text[0].upper()}{help_text[1:]}. Takes TRL's own arguments, on the command line or in a "
+        "YAML run file, with two more sections: organizer (what each batch holds) and recorder (what is written down). "
+        "Sections are overridden with dots, as in --organizer.k 8.",
+        epilog=f"example: {example}",
+    )
+    parser.add_argument("--config", metavar="RUN.yaml", help="run file with TRL's keys, organizer: and recorder:")
+    parser.set_defaults(takes_overrides=True)
+    return parser
+
+
+@contextlib.contextmanager
+def plain_errors(model: str | None) -> Any:
+    """Turn the errors of a missing model into one line."""
+    try:
+        yield
+    except OSError as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"model {model}: {first_line}; expected a folder or a hub id") from error

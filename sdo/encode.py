@@ -1,0 +1,216 @@
+"""Text to embeddings: latent semantic analysis (LSA), which needs no model, no GPU and no network.
+
+LSA is TF-IDF followed by a truncated singular value decomposition (Deerwester et al. 1990, "Indexing by
+latent semantic analysis"); the decomposition is the randomised one of Halko, Martinsson and Tropp (2011).
+scikit-learn is loaded when :func:`lsa` runs, not before.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sdo.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Every run of letters or digits is a term. scikit-learn's default drops single characters, and with them the
+# single digits that arithmetic is made of.
+_TOKEN = r"(?u)\b\w+\b"  # noqa: S105 - a token pattern, not a secret
+# Only the most frequent terms are kept: the decomposition holds terms x dim float64 numbers, here 200 MB at
+# dim 256.
+_MAX_TERMS = 100_000
+_MAX_SEED = 2**32 - 1
+
+
+def lsa(texts: Sequence[str], *, dim: int = 256, seed: int = 0) -> NDArray[np.float32]:
+    """Embed texts by latent semantic analysis.
+
+    Terms are lower-cased words and pairs of neighbouring words, the 100,000 most frequent at most. Weights
+    are ``(1 + ln count) * idf``, rows have unit length before and after the decomposition.
+
+    Parameters
+    ----------
+    texts
+        N texts, in the order in which the rows are wanted.
+    dim
+        Wanted number of columns. Lowered, with a warning, to what the texts can carry: the smaller of the
+        number of distinct documents and the number of distinct terms.
+    seed
+        Seed of the randomised decomposition, 0 to 2**32 - 1.
+
+    Returns
+    -------
+    NDArray[np.float32], shape (N, min(dim, feasible))
+        Rows of unit Euclidean length. A text in which no known term occurs, or none that the kept dimensions
+        carry, has a zero row; a warning says how many there are and :func:`zero_rows` which. In each column
+        the entry of largest magnitude is positive, so that signs do not depend on the library. The same
+        texts, options and seed give the same matrix on one machine; other library versions may differ in the
+        last bits, so keep the file rather than the recipe.
+
+    Raises
+    ------
+    InputError
+        If an option is out of range, a text is not a string, or fewer than two distinct documents are left.
+
+    Examples
+    --------
+    >>> rows = lsa(["red apples", "green apples", "fast trains"], dim=2)
+    >>> rows.shape
+    (3, 2)
+    """
+    _check_options(texts, dim, seed)
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=_TOKEN, max_features=_MAX_TERMS)
+    # A vectorizer that finds no term at all raises; the check on distinct documents below would say it
+    # better.
+    if not any(map(vectorizer.build_analyzer(), texts)):
+        raise InputError(f"no words in the texts (rows: {len(texts)}); LSA needs at least two distinct documents")
+    weights = vectorizer.fit_transform(texts)
+    distinct = _distinct_documents(weights)
+    if distinct < 2:
+        raise InputError(
+            f"the texts hold a single distinct document (rows: {len(texts)}); LSA needs at least two "
+            "distinct documents; check that the column is the one with the texts"
+        )
+    feasible = min(distinct, weights.shape[1])
+    if dim > feasible:
+        warnings.warn(
+            f"dim lowered from {dim} to {feasible}: {distinct} distinct documents with {weights.shape[1]} "
+            "distinct terms carry no more",
+            UserWarning,
+            stacklevel=2,
+        )
+    svd = TruncatedSVD(min(dim, feasible), algorithm="randomized", random_state=seed)
+    rows = _unit_rows(svd.fit_transform(weights), np.asarray(weights.getnnz(axis=1)) == 0)
+    empty = zero_rows(rows).size
+    if empty:
+        warnings.warn(
+            f"{empty} of {len(texts)} texts hold no known term, or none that the {rows.shape[1]} dimensions "
+            "carry; their rows are zero and have no cosine",
+            UserWarning,
+            stacklevel=2,
+        )
+    return rows
+
+
+def zero_rows(embeddings: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """Return the indices of the rows that are zero throughout, ascending.
+
+    Parameters
+    ----------
+    embeddings
+        Matrix of shape (N, d).
+
+    Returns
+    -------
+    NDArray[np.int64], shape (n_zero,)
+        Rows of texts without a known term; an organizer refuses or isolates them.
+    """
+    return np.flatnonzero(~embeddings.any(axis=1)).astype(np.int64)
+
+
+def read_texts(path: str | Path, column: str, *, limit: int | None = None) -> list[str]:
+    """Read one column of texts from a JSON Lines file.
+
+    Parameters
+    ----------
+    path
+        UTF-8 file with one JSON object a line; a byte order mark and blank lines are skipped.
+    column
+        Key of the texts.
+    limit
+        Stop after so many texts; lines after them are not looked at. None reads all.
+
+    Returns
+    -------
+    list[str]
+        The texts in file order. Blank lines do not count as rows.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or is empty, or a line is not a JSON object with a string under `column`;
+        the message names the line.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is {limit}, expected at least 1")
+    path = Path(path)
+    texts: list[str] = []
+    try:
+        # Bytes, not text: a decoding error can then name its line.
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+                if line.strip():
+                    texts.append(_text_of(line, column, f"{path}, line {number}"))
+                if len(texts) == limit:
+                    break
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; expected a JSON Lines file") from error
+    if not texts:
+        raise InputError(f"{path} holds no rows; expected one JSON object a line")
+    return texts
+
+
+def _text_of(line: bytes, column: str, where: str) -> str:
+    """Return the text of one line, or say at `where` what is wrong with it."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested thousands deep
+        reason = getattr(error, "msg", str(error))
+        raise InputError(f"{where}: not JSON ({reason}); expected one JSON object a line") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: a JSON {type(row).__name__}, expected an object with the key {column!r}")
+    if column not in row:
+        there = ", ".join(map(repr, row)) or "none"
+        raise InputError(f"{where}: no column {column!r}; columns there: {there}")
+    text = row[column]
+    if not isinstance(text, str):
+        raise InputError(f"{where}: column {column!r} holds {text!r:.60} ({type(text).__name__}), expected a string")
+    return text
+
+
+def _check_options(texts: Sequence[str], dim: int, seed: int) -> None:
+    """Refuse options and texts of a wrong type or range."""
+    for name, value, low, high in (("dim", dim, 1, None), ("seed", seed, 0, _MAX_SEED)):
+        is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not is_int or value < low or (high is not None and value > high):
+            upper = "" if high is None else f" and at most {high}"
+            raise InputError(f"{name} is {value!r}, expected an integer of at least {low}{upper}")
+    if isinstance(texts, str):
+        raise InputError("texts is one string, expected a sequence of strings")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {index} is {text!r:.60} ({type(text).__name__}), expected a string")
+
+
+def _distinct_documents(weights: Any) -> int:
+    """Count the distinct rows of a CSR matrix with sorted indices, rows without a term left out."""
+    bounds = weights.indptr
+    return len({(weights.indices[a:b].tobytes(), weights.data[a:b].tobytes()) for a, b in pairwise(bounds) if b > a})
+
+
+def _unit_rows(scores: NDArray[np.float64], empty: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Fix the columns' signs and scale the rows to unit length; rows marked empty become zero."""
+    largest = np.abs(scores).argmax(axis=0)
+    signs = np.where(scores[largest, np.arange(scores.shape[1])] < 0, -1.0, 1.0)
+    norms = np.linalg.norm(scores, axis=1, keepdims=True)
+    # A document with terms whose projection is rounding noise has no direction: it counts as empty too.
+    blank = empty[:, None] | (norms < 1e-12)
+    unit = np.where(blank, 0.0, scores * signs / np.where(blank, 1.0, norms))
+    rows: NDArray[np.float32] = unit.astype(np.float32)
+    return rows

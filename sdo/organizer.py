@@ -1,0 +1,362 @@
+"""What each mini-batch holds: the Organizer protocol, SDO with its ablations, and the uniform baseline."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sdo.embeddings import Embeddings, as_embeddings
+from sdo.errors import InputError
+from sdo.exposure import draw_inverse_exposure, retained_count, split_by_exposure
+from sdo.keys import HOT_DRAW, MAX_SEED, ORDER, RANDOM_NEIGHBORS, distinct_positions, order_by_keys, raw_keys
+from sdo.locality import distance_to_anchor, fill, least_exposed, walk
+from sdo.neighbors import MISSING, CandidateLists, cut_to_members
+from sdo.plan import EpochPlan, Plan
+
+Visit = Literal["cover", "anchor"]
+Graph = Literal["dynamic", "static"]
+Locality = Literal["knn", "random", "shuffle"]
+OnInvalid = Literal["raise", "isolate"]
+
+
+class Organizer(Protocol):
+    """Decides what each mini-batch holds."""
+
+    @property
+    def embeddings(self) -> Embeddings | None:
+        """The matrix that the organizer works on, or None where it needs none."""
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples N."""
+
+    @property
+    def name(self) -> str:
+        """The organizer's name, as run folders and tables show it."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options that shape the plan, the seed among them."""
+
+    def plan(self, batch_size: int, rows: NDArray[np.int64] | None = None) -> Plan:
+        """Bind the batch size and return the plan, over all samples or over the given ones."""
+
+
+class SDO:
+    """Structure-aware data organization: batches of neighbours, exposure balanced over epochs.
+
+    Parameters
+    ----------
+    embeddings
+        Shape ``(N, d)``: a matrix, a path to a ``.npy`` file, or :class:`~sdo.embeddings.Embeddings`.
+    k
+        Neighbours that an anchor brings, K.
+    delta_tau
+        Rise of the exposure threshold per epoch.
+    retain
+        Share of the hot samples that stay in the next pool, drawn by inverse exposure; 0 to 1.
+    visit
+        ``"cover"``: a sample that was brought as a neighbour no longer anchors in this epoch; ``"anchor"``: every pool
+        member anchors once.
+    graph
+        ``"dynamic"``: neighbours within the current pool; ``"static"``: neighbours over all samples, cut to the pool.
+    locality
+        ``"knn"``; ``"random"``: the same walk with random pool members as neighbours; ``"shuffle"``: no neighbours at
+        all.
+    exposure
+        False keeps every sample in the pool for ever.
+    on_invalid
+        What to do with rows that hold NaN or infinity or are zero: ``"raise"``, or ``"isolate"`` them, so that they
+        anchor alone and are nobody's neighbour.
+    seed
+        0 to 2**64 - 1.
+
+    Raises
+    ------
+    InputError
+        For options out of range and for embeddings that cannot be used.
+
+    Notes
+    -----
+    After Structure-Aware Data Organization, arXiv 2607.27273. The plan is a pure function of embeddings, options, seed
+    and batch size.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sdo import SDO
+    >>> rows = np.eye(6, dtype=np.float32) + 0.5
+    >>> plan = SDO(rows, k=2, seed=7).plan(batch_size=3)
+    >>> sorted(set(plan.epoch(0).batches.ravel().tolist()))
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(
+        self,
+        embeddings: Embeddings | ArrayLike | str | Path,
+        *,
+        k: int = 4,
+        delta_tau: float = 2,
+        retain: float = 0.2,
+        visit: Visit = "cover",
+        graph: Graph = "dynamic",
+        locality: Locality = "knn",
+        exposure: bool = True,
+        on_invalid: OnInvalid = "raise",
+        seed: int = 0,
+    ) -> None:
+        _check_whole("k", k, 1, None)
+        _check_number("delta_tau", delta_tau, 0, None, open_low=True)
+        _check_number("retain", retain, 0, 1)
+        _check_choice("visit", visit, Visit)
+        _check_choice("graph", graph, Graph)
+        _check_choice("locality", locality, Locality)
+        _check_choice("on_invalid", on_invalid, OnInvalid)
+        _check_whole("seed", seed, 0, MAX_SEED)
+        if not isinstance(exposure, bool | np.bool_):
+            raise InputError(f"exposure is {exposure!r}; expected True or False")
+        self.embeddings: Embeddings = as_embeddings(embeddings)
+        if on_invalid == "raise":
+            self.embeddings.require_valid()
+        self.n_samples = len(self.embeddings)
+        self.k = int(k)
+        self.delta_tau = delta_tau
+        self.retain = retain
+        self.visit = visit
+        self.graph = graph
+        self.locality = locality
+        self.exposure = bool(exposure)
+        self.on_invalid = on_invalid
+        self.seed = int(seed)
+
+    @property
+    def name(self) -> str:
+        """``"sdo"``."""
+        return "sdo"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options, the seed among them."""
+        names = (
+            "k",
+            "delta_tau",
+            "retain",
+            "visit",
+            "graph",
+            "locality",
+            "exposure",
+            "on_invalid",
+            "seed",
+        )
+        return {name: getattr(self, name) for name in names}
+
+    def plan(self, batch_size: int, rows: NDArray[np.int64] | None = None) -> Plan:
+        """Bind the batch size.
+
+        Parameters
+        ----------
+        batch_size
+            Samples of one optimizer step over all ranks and accumulation, B.
+        rows
+            Shape ``(n,)``, the samples that exist, where some of the embeddings' rows have none; all by default.
+
+        Raises
+        ------
+        InputError
+            If B is not between 1 and the number of samples.
+        """
+        return _SDOPlan(self, batch_size, rows)
+
+
+class Uniform:
+    """The baseline: random permutations end to end.
+
+    Parameters
+    ----------
+    source
+        The number of samples, or their embeddings, which the plan does not use but tables do.
+    seed
+        0 to 2**64 - 1.
+
+    Notes
+    -----
+    The tail of a permutation that fills no batch is carried into the next one; a batch holds distinct samples.
+    """
+
+    def __init__(self, source: int | Embeddings | ArrayLike | str | Path, *, seed: int = 0) -> None:
+        _check_whole("seed", seed, 0, MAX_SEED)
+        self.embeddings: Embeddings | None
+        if isinstance(source, int | np.integer):
+            _check_whole("number of samples", source, 1, None)
+            self.embeddings = None
+            self.n_samples = int(source)
+        else:
+            self.embeddings = as_embeddings(source)
+            self.n_samples = len(self.embeddings)
+        self.seed = int(seed)
+
+    @property
+    def name(self) -> str:
+        """``"uniform"``."""
+        return "uniform"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The seed."""
+        return {"seed": self.seed}
+
+    def plan(self, batch_size: int, rows: NDArray[np.int64] | None = None) -> Plan:
+        """Bind the batch size; see :meth:`SDO.plan`."""
+        return _UniformPlan(self, batch_size, rows)
+
+
+class _SDOPlan(Plan):
+    """Epochs of the walk. Works on positions 0 … n-1 among ``ids``; keys are drawn by sample id."""
+
+    def __init__(self, organizer: SDO, batch_size: int, rows: NDArray[np.int64] | None) -> None:
+        super().__init__(organizer, batch_size, rows)
+        self._sdo = organizer
+        whole = len(self.ids) == organizer.n_samples
+        self._unit = organizer.embeddings.unit if whole else organizer.embeddings.unit[self.ids]
+        self._valid = organizer.embeddings.valid if whole else organizer.embeddings.valid[self.ids]
+        self._pool = np.arange(len(self.ids))
+        self._lists: CandidateLists | None = None
+        self._static: NDArray[np.int64] | None = None
+
+    def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
+        pool = self._pool
+        keys = raw_keys(self._sdo.seed, ORDER, epoch, self._sdo.n_samples)[self.ids]
+        order = order_by_keys(keys[pool], pool)
+        graph = self._graph(epoch, pool)
+        walked = walk(
+            order,
+            graph[np.searchsorted(pool, order)],
+            len(self.ids),
+            self.batch_size,
+            cover=self._sdo.visit == "cover",
+        )
+        batches = walked.batches
+        seen = exposure + np.bincount(batches.ravel(), minlength=len(self.ids))
+        if len(walked.rest):
+            # The ablations must not see the embeddings: there the anchors' random order breaks ties.
+            if self._sdo.locality == "knn":
+                tie = distance_to_anchor(self._unit, self._valid, pool, walked.last_anchor)
+            else:
+                tie = np.argsort(np.argsort(keys[pool], kind="stable")).astype(np.float64)
+            last = fill(walked.rest, pool, seen[pool], self.batch_size, tie)
+            batches = np.concatenate([batches, last[None]])
+            seen[last] += 1
+        split = split_by_exposure(seen, epoch, self._sdo.delta_tau) if self._sdo.exposure else None
+        if split is not None:
+            drawn = draw_inverse_exposure(
+                split.hot,
+                seen[split.hot],
+                raw_keys(self._sdo.seed, HOT_DRAW, epoch, self._sdo.n_samples)[self.ids[split.hot]],
+                retained_count(self._sdo.retain, len(split.hot)),
+            )
+            self._pool = self._filled(np.union1d(split.cold, drawn), seen)
+        return EpochPlan(
+            organizer_epoch=epoch,
+            first_step=first_step,
+            batches=self.ids[batches],
+            pool=self.ids[pool],
+            exposure=seen,
+            cold=None if split is None else len(split.cold),
+            hot=None if split is None else len(split.hot),
+        )
+
+    def _filled(self, pool: NDArray[np.int64], exposure: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A pool below B takes the least exposed samples outside it, so that a batch can be formed."""
+        if len(pool) >= self.batch_size:
+            return pool
+        outside = np.setdiff1d(np.arange(len(self.ids)), pool, assume_unique=True)
+        return np.union1d(pool, least_exposed(outside, exposure[outside], self.batch_size - len(pool)))
+
+    def _graph(self, epoch: int, pool: NDArray[np.int64]) -> NDArray[np.int64]:
+        sdo = self._sdo
+        if sdo.locality == "shuffle":
+            return np.full((len(pool), 0), MISSING, dtype=np.int64)
+        if sdo.locality == "random":
+            k = self._lowered(len(pool) - 1, "pool members")
+            draws = raw_keys(sdo.seed, RANDOM_NEIGHBORS, epoch, sdo.n_samples * k)
+            keys = draws.reshape(sdo.n_samples, k)[self.ids[pool]]
+            return pool[distinct_positions(keys, np.arange(len(pool)), len(pool))]
+        if self._lists is None:
+            self._lists = CandidateLists.build(self._unit, self._valid, sdo.k)
+        if sdo.graph == "dynamic":
+            k = self._lowered(int(self._valid[pool].sum()) - 1, "usable pool members")
+            return self._lists.graph(pool, k)
+        if self._static is None:
+            everyone = np.arange(len(self.ids))
+            k = self._lowered(int(self._valid.sum()) - 1, "usable samples")
+            self._static = self._lists.graph(everyone, k)
+        inside = np.zeros(len(self.ids) + 1, dtype=np.bool_)
+        inside[pool] = True
+        cut, _ = cut_to_members(self._static[pool].astype(np.int32), inside, self._static.shape[1])
+        return cut
+
+    def _lowered(self, others: int, what: str) -> int:
+        k = max(0, min(self._sdo.k, others))
+        if k < self._sdo.k:
+            warnings.warn(
+                f"k = {self._sdo.k}, but a sample has only {max(0, others)} other {what}; using k = {k}",
+                stacklevel=2,
+            )
+        return k
+
+
+class _UniformPlan(Plan):
+    """Permutations end to end; epoch e holds the batches that permutation e completes."""
+
+    def __init__(self, organizer: Uniform, batch_size: int, rows: NDArray[np.int64] | None) -> None:
+        super().__init__(organizer, batch_size, rows)
+        self._uniform = organizer
+        self._carried = np.empty(0, dtype=np.int64)
+
+    def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
+        everyone = np.arange(len(self.ids))
+        keys = raw_keys(self._uniform.seed, ORDER, epoch, self._uniform.n_samples)[self.ids]
+        permutation = order_by_keys(keys, everyone)
+        # The first batch begins with the carried tail; a sample that the permutation repeats there waits for the next.
+        repeated = np.isin(permutation, self._carried)
+        fresh = permutation[~repeated][: self.batch_size - len(self._carried)]
+        left = permutation[~np.isin(permutation, fresh)]
+        stream = np.concatenate([self._carried, fresh, left])
+        full = len(stream) - len(stream) % self.batch_size
+        self._carried = stream[full:]
+        batches = stream[:full].reshape(-1, self.batch_size)
+        return EpochPlan(
+            organizer_epoch=epoch,
+            first_step=first_step,
+            batches=self.ids[batches],
+            pool=self.ids,
+            exposure=exposure + np.bincount(batches.ravel(), minlength=len(self.ids)),
+            cold=None,
+            hot=None,
+        )
+
+
+def _check_whole(name: str, value: object, low: int, high: int | None) -> None:
+    span = f"a whole number from {low}" + (f" to {high}" if high is not None else "")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InputError(f"{name} is {value!r}; expected {span}")
+    if value < low or (high is not None and value > high):
+        raise InputError(f"{name} is {value}; expected {span}")
+
+
+def _check_number(name: str, value: object, low: float, high: float | None, *, open_low: bool = False) -> None:
+    span = f"a number {'above' if open_low else 'from'} {low}" + (f" to {high}" if high is not None else "")
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
+        raise InputError(f"{name} is {value!r}; expected {span}")
+    if value < low or (open_low and value == low) or (high is not None and value > high):
+        raise InputError(f"{name} is {value}; expected {span}")
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    known = get_args(choices)
+    if value not in known:
+        raise InputError(f"{name} is {value!r}; expected one of {', '.join(known)}")

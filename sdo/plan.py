@@ -1,0 +1,162 @@
+"""A plan: the endless sequence of batches that an organizer decides, epoch by epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdo.errors import InputError
+
+if TYPE_CHECKING:
+    from sdo.organizer import Organizer
+
+# Raised whenever the same options would give other batches.
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class EpochPlan:
+    """One organizer epoch.
+
+    Attributes
+    ----------
+    organizer_epoch
+        e, from 0.
+    first_step
+        Step of the epoch's first batch; steps count from 0 over the whole plan.
+    batches
+        Shape ``(T, B)``, sample ids, distinct within a row.
+    pool
+        Shape ``(M,)``, ascending sample ids: the epoch's pool.
+    exposure
+        Shape ``(n,)``, int64, the planned ledger after the epoch, aligned with :attr:`Plan.ids`.
+    cold, hot
+        Sizes of the split after the epoch, over all samples; None where the organizer does not split.
+    """
+
+    organizer_epoch: int
+    first_step: int
+    batches: NDArray[np.int64]
+    pool: NDArray[np.int64]
+    exposure: NDArray[np.int64]
+    cold: int | None
+    hot: int | None
+
+    @property
+    def steps(self) -> int:
+        """Number of batches T."""
+        return len(self.batches)
+
+
+class Plan(ABC):
+    """Batches of an organizer at one batch size, made epoch by epoch as they are asked for.
+
+    Attributes
+    ----------
+    batch_size
+        Samples per batch, B.
+    ids
+        Shape ``(n,)``, ascending ids of the samples that the plan serves; all N by default.
+    """
+
+    def __init__(self, organizer: Organizer, batch_size: int, rows: NDArray[np.int64] | None) -> None:
+        self.organizer = organizer
+        self.ids = np.arange(organizer.n_samples) if rows is None else np.unique(np.asarray(rows, dtype=np.int64))
+        if len(self.ids) and (self.ids[0] < 0 or self.ids[-1] >= organizer.n_samples):
+            raise InputError(
+                f"sample ids reach from {self.ids[0]} to {self.ids[-1]}; expected 0 to {organizer.n_samples - 1}, "
+                "the rows of the embeddings"
+            )
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise InputError(f"batch size is {batch_size!r}; expected a whole number from 1")
+        if batch_size > len(self.ids):
+            raise InputError(
+                f"batch size {batch_size} is larger than the {len(self.ids)} samples; expected at most as many, since "
+                "a batch holds distinct samples; mend: lower the batch size or the accumulation"
+            )
+        self.batch_size = int(batch_size)
+        self._epochs: list[EpochPlan] = []
+        self._first_steps: list[int] = []
+
+    @abstractmethod
+    def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
+        """Make the next epoch from the ledger before it."""
+
+    def epoch(self, epoch: int) -> EpochPlan:
+        """Return one organizer epoch, making those before it where they were not asked for yet.
+
+        Parameters
+        ----------
+        epoch
+            e, from 0.
+        """
+        while len(self._epochs) <= epoch:
+            before = self._epochs[-1] if self._epochs else None
+            first = before.first_step + before.steps if before else 0
+            exposure = before.exposure if before else np.zeros(len(self.ids), dtype=np.int64)
+            self._epochs.append(self._make_epoch(len(self._epochs), first, exposure))
+            self._first_steps.append(first)
+        return self._epochs[epoch]
+
+    def epoch_of(self, step: int) -> EpochPlan:
+        """Return the organizer epoch that holds a step.
+
+        Parameters
+        ----------
+        step
+            From 0.
+        """
+        if step < 0:
+            raise IndexError(f"step is {step}; steps count from 0")
+        last = self.epoch(max(0, len(self._epochs) - 1))
+        while step >= last.first_step + last.steps:
+            last = self.epoch(last.organizer_epoch + 1)
+        return self._epochs[bisect_right(self._first_steps, step) - 1]
+
+    def batch(self, step: int) -> NDArray[np.int64]:
+        """Return the sample ids of one step, shape ``(B,)``."""
+        epoch = self.epoch_of(step)
+        ids: NDArray[np.int64] = epoch.batches[step - epoch.first_step]
+        return ids
+
+    def batches(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the sample ids of steps ``start`` to ``stop - 1``, shape ``(stop - start, B)``."""
+        parts = []
+        while start < stop:
+            epoch = self.epoch_of(start)
+            part = epoch.batches[start - epoch.first_step : stop - epoch.first_step]
+            parts.append(part)
+            start += len(part)
+        return np.concatenate(parts) if parts else np.empty((0, self.batch_size), dtype=np.int64)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the plan is a function of, as checkpoints and run folders hold it.
+
+        Returns
+        -------
+        dict
+            ``name``, ``options``, ``batch_size``, ``n_samples``, ``samples`` (a digest of the ids), ``embeddings``
+            (their fingerprint or None) and ``plan_version``.
+        """
+        embeddings = self.organizer.embeddings
+        return {
+            "name": self.organizer.name,
+            "options": self.organizer.options,
+            "batch_size": self.batch_size,
+            "n_samples": len(self.ids),
+            "samples": hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest(),
+            "embeddings": None if embeddings is None else embeddings.fingerprint,
+            "plan_version": PLAN_VERSION,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of :meth:`describe`; equal fingerprints give equal plans."""
+        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,284 @@
+"""Attach an organizer to a TRL or transformers trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from diagnostics.batch_ids import IdChannel
+from sdo.errors import InputError
+from sdo.organizer import Organizer
+from sdo.plan import Plan
+from sdo.sampler import OrganizedSampler
+
+_STATE = "OrganizerCallback"
+
+
+def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_id") -> Handle:
+    """Let an organizer decide the batches of a trainer.
+
+    Parameters
+    ----------
+    trainer
+        An ``SFTTrainer`` or a plain ``transformers.Trainer``, in one process, with a map-style training dataset. Only
+        this object changes.
+    organizer
+        :class:`~sdo.SDO` or :class:`~sdo.Uniform`.
+    id_column
+        Column of the training dataset that holds each row's id, which is its row in the embeddings. Without the column
+        the position serves, as long as preparing the dataset neither dropped nor shuffled anything.
+
+    Returns
+    -------
+    Handle
+        The plan, the ledgers and :meth:`Handle.detach`.
+
+    Raises
+    ------
+    InputError
+        If trainer, dataset and embeddings do not fit together; nothing has changed then.
+
+    Notes
+    -----
+    One optimizer step trains exactly one batch of ``per_device_train_batch_size * gradient_accumulation_steps``
+    samples. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own epochs run on underneath.
+    """
+    _check_trainer(trainer)
+    dataset_ids, source = _dataset_ids(trainer, organizer, id_column)
+    plan = organizer.plan(_step_samples(trainer), rows=dataset_ids)
+    return Handle(trainer, plan, dataset_ids, source)
+
+
+class Handle:
+    """What :func:`attach` did to a trainer, and how to undo it.
+
+    Attributes
+    ----------
+    plan
+        The plan that the trainer follows.
+    sampler
+        The sampler that hands it out.
+    """
+
+    def __init__(self, trainer: Trainer, plan: Plan, dataset_ids: NDArray[np.int64], source: str) -> None:
+        self.plan = plan
+        self._trainer: Trainer | None = trainer
+        positions = np.argsort(dataset_ids, kind="stable")
+        self.sampler = OrganizedSampler(plan, positions, trainer_epoch=self._trainer_epoch)
+        self._channel = IdChannel.of(trainer.model)
+        if self._channel.plan is not None:
+            raise InputError(
+                "this model already trains under an organizer; expected one at a time; "
+                "mend: call detach() on the handle of the first attach"
+            )
+        self._channel.plan = plan
+        self._channel.name_positions(dataset_ids, source)
+        self._callback = OrganizerCallback(plan, self._channel, lambda: _step_samples(trainer))
+        trainer.add_callback(self._callback)
+        # transformers calls it with the dataset or without, by position or by name (transformers#38226).
+        trainer._get_train_sampler = lambda *args, **kwargs: self.sampler
+
+    @property
+    def trained(self) -> NDArray[np.int64]:
+        """The trained ledger, shape ``(n,)``, aligned with ``plan.ids``: updates that really happened."""
+        return self._callback.trained
+
+    def detach(self) -> None:
+        """Leave the trainer as it was before :func:`attach`; a second call changes nothing."""
+        if self._trainer is None:
+            return
+        del self._trainer._get_train_sampler
+        self._trainer.remove_callback(self._callback)
+        self._channel.plan = None
+        self._channel.unsubscribe(self._callback.note_ids)
+        self._trainer = None
+
+    def _trainer_epoch(self) -> int:
+        # From global_step and not from set_epoch, which does not always arrive when training resumes mid-epoch.
+        if self._trainer is None:
+            raise RuntimeError("this sampler's handle was detached; build the data loader anew")
+        step: int = self._trainer.state.global_step
+        return step // self.sampler.steps_per_epoch
+
+
+class OrganizerCallback(TrainerCallback, ExportableState):
+    """Keeps the trained ledger, checks each step against the plan, and guards resuming.
+
+    transformers stores its state in each checkpoint under the class's name.
+    """
+
+    def __init__(self, plan: Plan, channel: IdChannel, step_samples: Callable[[], int]) -> None:
+        self._plan = plan
+        self._channel = channel
+        self._step_samples = step_samples
+        self._ids: list[int] = []
+        self.trained = np.zeros(len(plan.ids), dtype=np.int64)
+        channel.subscribe(self.note_ids)
+
+    def note_ids(self, ids: tuple[int, ...]) -> None:
+        """Collect the ids of a micro-batch, as they came with the batch itself."""
+        self._ids.extend(ids)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must remember: what the plan is a function of."""
+        return {"args": {}, "attributes": {"plan": self._plan.describe()}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
+        if self._step_samples() != self._plan.batch_size:
+            raise InputError(
+                f"one optimizer step now takes {self._step_samples()} samples; the plan was bound to "
+                f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
+            )
+        if state.global_step > 0:
+            _verify_checkpoint(state, self._plan)
+            self.trained = _count(self._plan, 0, state.global_step)
+        else:
+            self.trained = np.zeros(len(self._plan.ids), dtype=np.int64)
+        # A checkpoint written without this callback has no entry, and transformers fails on it at the next save.
+        state.stateful_callbacks.setdefault(_STATE, self.state())
+        self._channel.install(kwargs["train_dataloader"])
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start a step's list of ids."""
+        self._ids = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Compare what was trained with what was planned, then count it."""
+        step = state.global_step - 1
+        planned = self._plan.batch(step)
+        if sorted(self._ids) != sorted(planned.tolist()):
+            raise RuntimeError(
+                f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(planned.tolist())}; "
+                "something else changed the data loader of this trainer"
+            )
+        if not getattr(kwargs.get("optimizer"), "step_was_skipped", False):
+            self.trained[np.searchsorted(self._plan.ids, planned)] += 1
+
+
+def _count(plan: Plan, start: int, stop: int) -> NDArray[np.int64]:
+    ids = plan.batches(start, stop).ravel()
+    return np.bincount(np.searchsorted(plan.ids, ids), minlength=len(plan.ids))
+
+
+def _step_samples(trainer: Trainer) -> int:
+    """Samples of one optimizer step, B."""
+    args = trainer.args
+    return int(args.train_batch_size) * int(args.gradient_accumulation_steps)
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Refuse, by name, what is not supported."""
+    if not isinstance(trainer, Trainer):
+        raise InputError(f"attach got a {type(trainer).__name__}; expected a transformers or TRL trainer")
+    if "_get_train_sampler" in vars(trainer):
+        raise InputError(
+            "this trainer already has an organizer or another replaced sampler; expected none; "
+            "mend: call detach() on the handle of the first attach"
+        )
+    lineage = [cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl.")]
+    if lineage and not any(cls.__name__ == "SFTTrainer" for cls in lineage):
+        raise InputError(
+            f"attach got a {lineage[0].__name__}; this version supports SFTTrainer and transformers.Trainer"
+        )
+    args = trainer.args
+    if trainer.train_dataset is None:
+        raise InputError("the trainer has no train_dataset; expected the dataset that the embeddings belong to")
+    if not hasattr(trainer.train_dataset, "__len__") or not hasattr(trainer.train_dataset, "__getitem__"):
+        raise InputError(
+            "the training dataset is iterable; expected a map-style dataset, whose rows can be asked for in any "
+            "order; mend: load it without streaming"
+        )
+    refused = {
+        "packing": (getattr(args, "packing", False), "a packed row mixes samples; mend: packing=False"),
+        "auto_find_batch_size": (
+            getattr(args, "auto_find_batch_size", False),
+            "the plan is bound to one batch size; mend: set per_device_train_batch_size",
+        ),
+        "split_batches": (
+            trainer.accelerator.split_batches,
+            "it changes what a step trains; mend: leave it out of accelerator_config",
+        ),
+        "dispatch_batches": (
+            bool(trainer.accelerator.dispatch_batches),
+            "it changes what a step trains; mend: leave it out of accelerator_config",
+        ),
+        "restore_callback_states_from_checkpoint": (
+            args.restore_callback_states_from_checkpoint,
+            "it replaces the organizer's callback by a copy; mend: leave it False",
+        ),
+        "train_sampling_strategy": (
+            getattr(args, "train_sampling_strategy", "random") in ("group_by_length", "batch_rebalance"),
+            "it would compete with the organizer; mend: leave it 'random'",
+        ),
+    }
+    for option, (is_set, why) in refused.items():
+        if is_set:
+            raise InputError(f"{option} is set; an organizer cannot work with it: {why}")
+    if trainer.accelerator.num_processes > 1 or args.n_gpu > 1:
+        raise InputError(
+            f"training runs on {max(trainer.accelerator.num_processes, args.n_gpu)} devices; this version organises "
+            "runs on one; mend: start one process and set CUDA_VISIBLE_DEVICES to one device"
+        )
+
+
+def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[NDArray[np.int64], str]:
+    """The sample id of each dataset position, shape (n,), and where it comes from."""
+    dataset = trainer.train_dataset
+    n_rows, n_samples = len(dataset), organizer.n_samples
+    if id_column in (getattr(dataset, "column_names", None) or ()):
+        ids = np.asarray(dataset[id_column])
+        if ids.dtype.kind not in "iu":
+            raise InputError(
+                f"column {id_column!r} holds {ids.dtype}; expected integers, the rows of the embeddings; "
+                f"mend: dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built"
+            )
+        ids = ids.astype(np.int64)
+        unique = np.unique(ids)
+        if len(unique) < len(ids):
+            raise InputError(f"column {id_column!r} holds {len(ids) - len(unique)} repeated ids; expected each once")
+        if len(ids) and (unique[0] < 0 or unique[-1] >= n_samples):
+            raise InputError(
+                f"column {id_column!r} reaches from {unique[0]} to {unique[-1]}, but the embeddings have {n_samples} "
+                f"rows; expected ids 0 to {n_samples - 1}; mend: embed the same dataset that is trained on"
+            )
+        return ids, f"column {id_column!r}"
+    remedy = f"mend: dataset = dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built"
+    if getattr(trainer.args, "shuffle_dataset", False):
+        raise InputError(
+            f"shuffle_dataset moved the rows and the dataset has no column {id_column!r}; expected ids; {remedy}"
+        )
+    if n_rows != n_samples:
+        raise InputError(
+            f"the training dataset has {n_rows} rows, the embeddings have {n_samples}, and there is no column "
+            f"{id_column!r} to tell which belongs to which; expected as many; {remedy}, or embed the rows that remain"
+        )
+    return np.arange(n_rows), "position in the training dataset"
+
+
+def _verify_checkpoint(state: Any, plan: Plan) -> None:
+    """Refuse to continue a checkpoint under another plan, naming the first difference."""
+    entry = state.stateful_callbacks.get(_STATE)
+    if not entry:
+        raise InputError(
+            f"the checkpoint at step {state.global_step} was written without an organizer; expected one that followed "
+            "this plan; mend: start a new run, or resume without attach"
+        )
+    saved: dict[str, Any] = entry["attributes"]["plan"]
+    now = plan.describe()
+    for name in ("name", "batch_size", "n_samples", "samples", "embeddings", "plan_version", "options"):
+        if saved.get(name) == now[name]:
+            continue
+        old, new = saved.get(name), now[name]
+        if name == "options" and isinstance(old, dict):
+            name = next(key for key in {**old, **new} if old.get(key) != new.get(key))
+            old, new = old.get(name), new.get(name)
+        raise InputError(
+            f"the checkpoint at step {state.global_step} was written with {name} = {old}, this run has {new}; expected "
+            "the same, since the batches would differ; mend: use the same organizer, or start a new run"
+        )

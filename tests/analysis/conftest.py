@@ -1,0 +1,137 @@
+"""A writer of synthetic run folders, in the format of diagnostics."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+
+def gradient_table(rows, k):
+    """Build a part's table from dicts with step, kind, sketch and what else differs from the defaults."""
+    schema = pa.schema(
+        [
+            ("step", pa.int64()),
+            ("kind", pa.string()),
+            ("micro_batch", pa.int32()),
+            ("sample_ids", pa.list_(pa.int64())),
+            ("tokens", pa.int64()),
+            ("norm", pa.float64()),
+            ("norm_state", pa.string()),
+            ("reason", pa.string()),
+            ("sketch", pa.list_(pa.float32(), k)),
+        ]
+    )
+    filled = []
+    for row in rows:
+        sketch = np.asarray(row["sketch"], dtype=np.float32)
+        norm = float(np.linalg.norm(sketch.astype(float)))
+        given = {"micro_batch": None, "sample_ids": [], "tokens": 10, "norm": norm, "norm_state": "raw"}
+        given["reason"] = None if norm > 0 else "zero gradient"
+        filled.append({**given, **row, "sketch": sketch.tolist()})
+    return pa.Table.from_pylist(filled, schema=schema)
+
+
+@dataclass
+class RunWriter:
+    """Writes the files of one run folder."""
+
+    path: Path
+    signals: dict = field(default_factory=lambda: {"hidden": 6})
+
+    def info(self, **changes):
+        self.path.mkdir(parents=True, exist_ok=True)
+        content = {
+            "format": "sdo-run",
+            "format_version": 1,
+            "created": "2026-11-29T12:00:00+00:00",
+            "status": "finished",
+            "organizer": None,
+            "embeddings": None,
+            "signals": {
+                name: {"parameter": None, "shape": [k], "stored": k, "sketch": {"kind": "identity"}}
+                for name, k in self.signals.items()
+            },
+            "sketch_check": {},
+            "model": {},
+            "dataset": {},
+            "versions": {},
+            "recorder": {"seconds": 1.0, "step_seconds": 20.0},
+        }
+        (self.path / "run.json").write_text(json.dumps({**content, **changes}))
+        return self
+
+    def gradients(self, signal, rows, first, last, rank=0):
+        folder = self.path / "gradients" / signal
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"part-r{rank}-{first:08d}-{last:08d}.parquet"
+        pq.write_table(gradient_table(rows, self.signals[signal]), file)
+        return file
+
+    def steps(self, first, last, batches, losses=None):
+        folder = self.path / "steps"
+        folder.mkdir(parents=True, exist_ok=True)
+        steps = range(first, last + 1)
+        losses = [2.0 / (1 + step) for step in steps] if losses is None else losses
+        rows = [
+            {
+                "step": step,
+                "organizer_epoch": 0,
+                "trainer_epoch": step / 10,
+                "loss": loss,
+                "learning_rate": 1e-4,
+                "grad_norm": 1.0,
+                "clipped": False,
+                "loss_scale": 1.0,
+                "tokens": 80,
+                "seconds": 0.5,
+                "recorder_seconds": 0.01,
+                "sample_ids": list(map(int, batch)),
+            }
+            for step, loss, batch in zip(steps, losses, batches, strict=True)
+        ]
+        types = dict.fromkeys(("step", "organizer_epoch", "tokens"), pa.int64())
+        types |= {"clipped": pa.bool_(), "sample_ids": pa.list_(pa.int64())}
+        schema = pa.schema([(name, types.get(name, pa.float64())) for name in rows[0]])
+        file = folder / f"part-{first:08d}-{last:08d}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), file)
+        return file
+
+
+def write_training(path, *, steps=60, samples=40, batch=4, k=16, pull=1.0, seed=0, signals=("hidden",), **info):
+    """Write a whole run: step and sample rows that share a common direction of strength `pull`."""
+    rng = np.random.default_rng(seed)
+    writer = RunWriter(Path(path), dict.fromkeys(signals, k)).info(**info)
+    own = rng.normal(size=(samples, k))
+    common = pull * rng.normal(size=k)
+    batches = [rng.choice(samples, size=batch, replace=False) for _ in range(steps)]
+    for first in range(0, steps, 25):
+        last = min(first + 25, steps) - 1
+        writer.steps(first, last, batches[first : last + 1])
+        for signal in signals:
+            rows = []
+            for step in range(first, last + 1):
+                each = common + own[batches[step]] + 0.3 * rng.normal(size=(batch, k))
+                ids = batches[step].tolist()
+                rows.append({"step": step, "kind": "step", "sample_ids": ids, "sketch": each.mean(axis=0)})
+                rows += [
+                    {"step": step, "kind": "sample", "sample_ids": [i], "sketch": g}
+                    for i, g in zip(ids, each, strict=True)
+                ]
+            writer.gradients(signal, rows, first, last)
+    return writer
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Return a function that starts a run folder below tmp_path."""
+    return lambda name="run", signals=None: RunWriter(tmp_path / name, signals or {"hidden": 6}).info()
+
+
+@pytest.fixture
+def make_training(tmp_path):
+    """Return a function that writes a whole synthetic run below tmp_path."""
+    return lambda name="run", **options: write_training(tmp_path / name, **options)

@@ -1,0 +1,124 @@
+"""Every snippet of the README is run, in its order, by a user who has a dataset and a small model."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    return [code for name, code in BLOCK.findall((ROOT / "README.md").read_text()) if name == language]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder with train.jsonl, E.npy, run.yaml and a small model, as the README's reader has them."""
+    import json
+
+    from sdo import tinymodel, wordproblems
+    from sdo.cli.main import main
+
+    folder = tmp_path_factory.mktemp("desk")
+    problems = wordproblems.generate(48, seed=1)
+    rows = [{"question": p.prompt, "answer": p.completion} for p in problems]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model, tokenizer = tinymodel.build([p.prompt + p.completion for p in problems], seed=0, hidden=32, layers=2)
+    model.save_pretrained(folder / "tiny")
+    tokenizer.save_pretrained(folder / "tiny")
+    (folder / "run.yaml").write_text(blocks("yaml")[0])
+    assert main(["embed", str(folder / "train.jsonl"), "--column", "question", "--out", str(folder / "E.npy")]) == 0
+    return folder, rows
+
+
+def test_python_snippets_run_in_their_order(desk, monkeypatch, capsys):
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig
+
+    folder, rows = desk
+    monkeypatch.chdir(folder)
+    # SFTTrainer loads the tokenizer by the model's name, as it does for a hub model.
+    model = AutoModelForCausalLM.from_pretrained("tiny")
+    AutoTokenizer.from_pretrained("tiny")
+    names = {
+        "model": model,
+        "args": SFTConfig(
+            output_dir="output",
+            per_device_train_batch_size=4,
+            max_steps=12,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            eval_strategy="steps",
+            eval_steps=6,
+            save_strategy="no",
+        ),
+        "dataset": Dataset.from_list([{"prompt": r["question"], "completion": r["answer"]} for r in rows]),
+    }
+    snippets = blocks("python")
+    assert len(snippets) == 5
+    for snippet in snippets:
+        code = snippet.replace("train_dataset=dataset", "train_dataset=dataset, eval_dataset=dataset")
+        exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - the README's own code
+    assert names["handle"].trained.sum() == 12 * 4
+    assert len(names["steps"]) == 12
+    assert len(names["samples"]) == 2 * 4
+    assert list(names["held_out"].index) == [6, 12]
+    assert names["matrix"].shape == (12, 12)
+    assert "sample_id" in names["dataset"].column_names
+    assert "(" in capsys.readouterr().out
+
+
+def test_commands_run_in_their_order(desk, monkeypatch, capsys):
+    from sdo.cli.main import main
+
+    folder, _ = desk
+    monkeypatch.chdir(folder)
+    small = {
+        "embed": ["--overwrite"],
+        "sft": "--model_name_or_path tiny --max_steps 3 --use_cpu --bf16 false --report_to none --output_dir out".split(),
+    }
+    ran = []
+    for line in blocks("bash")[1].splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[0] == "sdo"
+        if words[1] == "demo":  # minutes long; its own test runs it
+            continue
+        arguments = words[1:] + small.get(words[1], [])
+        arguments = [word.replace("runs/", "command-runs/") for word in arguments]
+        assert main(arguments) == 0, capsys.readouterr().err
+        ran.append(words[1])
+    assert ran == ["embed", "plan", "sft", "sft", "coherence"]
+    assert (folder / "PLAN.parquet").is_file()
+    assert (folder / "coherence" / "coherence.json").is_file()
+    assert list((folder / "coherence").glob("*.png"))
+
+
+def test_make_targets_exist():
+    lines = blocks("bash")[0].splitlines()
+    targets = [shlex.split(line, comments=True)[1] for line in lines if line.startswith("make")]
+    assert targets == ["demo", "test"]
+    for target in targets:
+        dry = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "sdo demo" in dry.stdout if target == "demo" else "pytest" in dry.stdout
+
+
+def test_relative_links_lead_somewhere():
+    targets = re.findall(r"\]\(([^)#]+?)(?:#[\w-]+)?\)", (ROOT / "README.md").read_text())
+    local = [target for target in targets if "://" not in target]
+    assert len(local) >= 4
+    assert [target for target in local if not (ROOT / target).exists()] == []
+
+
+def test_every_command_is_in_the_readme():
+    from sdo.cli.main import COMMANDS
+
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in COMMANDS if f"sdo {name} " not in text] == []

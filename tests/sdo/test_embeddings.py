@@ -1,0 +1,169 @@
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sdo import Embeddings, InputError
+from sdo.embeddings import unit_rows, within_batch_cosine
+
+GRID = 2.0**-24
+matrices = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 6), st.integers(1, 9)),
+    elements=st.floats(-1e6, 1e6, allow_subnormal=False),
+)
+
+
+def exactly_normalised(row):
+    """The true unit row as fractions, up to a square root good to 200 bits."""
+    exact = [Fraction(float(x)) for x in row]
+    square = sum(x * x for x in exact)
+    scale = 2**400
+    root = Fraction(_isqrt(square.numerator * scale * square.denominator), square.denominator * 2**200)
+    return [x / root for x in exact]
+
+
+def _isqrt(n):
+    import math
+
+    return math.isqrt(n)
+
+
+@given(matrices)
+def test_rows_are_unit_and_on_the_grid(matrix):
+    unit, valid = unit_rows(matrix)
+    assert unit.dtype == np.float32
+    assert (valid == (np.abs(matrix).max(axis=1) > 0)).all()
+    assert (unit.astype(np.float64) / GRID == np.rint(unit.astype(np.float64) / GRID)).all()
+    for row, got, good in zip(matrix, unit, valid, strict=True):
+        if not good:
+            assert not got.any()
+            continue
+        for truth, value in zip(exactly_normalised(row), got, strict=True):
+            assert abs(truth - Fraction(float(value))) <= Fraction(1, 2**24)
+
+
+@given(matrices, st.integers(-30, 30))
+def test_scale_by_a_power_of_two_changes_nothing(matrix, power):
+    first, _ = unit_rows(matrix)
+    second, _ = unit_rows(np.ldexp(matrix, power))
+    assert (first == second).all()
+
+
+@given(hnp.arrays(np.float64, (5, 64), elements=st.floats(-1, 1)), st.randoms())
+def test_dot_products_are_exact_in_any_order(matrix, random):
+    unit, _ = unit_rows(matrix)
+    wide = unit.astype(np.float64)
+    order = list(range(64))
+    random.shuffle(order)
+    for a in range(5):
+        for b in range(5):
+            truth = sum(Fraction(float(x)) * Fraction(float(y)) for x, y in zip(wide[a], wide[b], strict=True))
+            shuffled = 0.0
+            for i in order:
+                shuffled += wide[a, i] * wide[b, i]
+            assert Fraction(shuffled) == truth
+            assert Fraction(float(wide[a] @ wide[b])) == truth
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_dtypes_and_strides_agree(dtype, tmp_path):
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((7, 5)).astype(dtype)
+    plain = Embeddings.from_array(matrix)
+    strided = np.zeros((14, 10), dtype=dtype)[::2, ::2]
+    strided[:] = matrix
+    assert not strided.flags.c_contiguous
+    before = strided.copy()
+    assert Embeddings.from_array(strided).fingerprint == plain.fingerprint
+    assert Embeddings.from_array(np.asfortranarray(matrix)).fingerprint == plain.fingerprint
+    assert (strided == before).all()
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(matrix))
+    read = Embeddings.read(tmp_path / "fortran.npy")
+    assert read.fingerprint == plain.fingerprint
+    assert read.path == str(tmp_path / "fortran.npy")
+
+
+def test_fingerprint_follows_content_not_length():
+    matrix = np.random.default_rng(1).standard_normal((6, 4))
+    other = matrix.copy()
+    other[3, 2] += 0.01
+    assert Embeddings.from_array(matrix).fingerprint == Embeddings.from_array(matrix * 4).fingerprint
+    assert Embeddings.from_array(matrix).fingerprint != Embeddings.from_array(other).fingerprint
+
+
+def test_wide_rows_do_not_overflow():
+    unit, valid = unit_rows(np.full((1, 40_000), 1e30))
+    assert valid.all()
+    np.testing.assert_allclose(np.square(unit.astype(np.float64)).sum(), 1, atol=1e-3)
+
+
+def test_invalid_rows_are_named():
+    matrix = np.ones((12, 3))
+    matrix[4, 1] = np.nan
+    matrix[7] = 0
+    matrix[9, 0] = -np.inf
+    embeddings = Embeddings.from_array(matrix)
+    assert np.flatnonzero(~embeddings.valid).tolist() == [4, 7, 9]
+    with pytest.raises(InputError, match=r"3 of 12 embedding rows .*: 4, 7, 9;.*on_invalid='isolate'"):
+        embeddings.require_valid()
+    matrix[:] = 0
+    with pytest.raises(InputError, match=r"12 of 12 .* 7, …"):
+        Embeddings.from_array(matrix).require_valid()
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.ones(3), r"shape \(3,\); expected \(N, d\)"),
+        (np.ones((2, 2, 2)), r"expected \(N, d\)"),
+        (np.ones((0, 4)), "are empty"),
+        (np.ones((4, 0)), "are empty"),
+        (np.ones((3, 2), dtype=np.int64), "hold int64; expected float16, float32 or float64"),
+        (np.array([["a", "b"]], dtype=object), "hold object"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(array, message):
+    with pytest.raises(InputError, match=message):
+        Embeddings.from_array(array)
+
+
+def test_bad_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        Embeddings.read(tmp_path / "missing.npy")
+    (tmp_path / "text.npy").write_text("not an array")
+    with pytest.raises(InputError, match="not a readable"):
+        Embeddings.read(tmp_path / "text.npy")
+    np.save(tmp_path / "objects.npy", np.array([[{}, 1]], dtype=object))
+    with pytest.raises(InputError, match="holds Python objects"):
+        Embeddings.read(tmp_path / "objects.npy")
+    np.savez(tmp_path / "archive.npz", a=np.ones((2, 2)))
+    with pytest.raises(InputError, match="archive"):
+        Embeddings.read(tmp_path / "archive.npz")
+    (tmp_path / "empty.npy").write_bytes(b"")
+    with pytest.raises(InputError, match="not a readable"):
+        Embeddings.read(tmp_path / "empty.npy")
+
+
+def test_within_batch_cosine_is_the_mean_over_pairs():
+    unit, _ = unit_rows(np.random.default_rng(3).standard_normal((30, 7)))
+    batches = np.random.default_rng(4).permuted(np.tile(np.arange(30), (9, 1)), axis=1)[:, :5]
+    got = within_batch_cosine(unit, batches)
+    for value, batch in zip(got, batches, strict=True):
+        pairs = [float(unit[a].astype(float) @ unit[b].astype(float)) for a in batch for b in batch if a != b]
+        assert value == pytest.approx(np.mean(pairs), abs=1e-12)
+    assert np.isnan(within_batch_cosine(unit, batches[:, :1])).all()
+
+
+def test_core_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys, sdo\n"
+        "heavy = {'torch', 'transformers', 'sklearn', 'scipy', 'pyarrow', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
