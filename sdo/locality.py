@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sdo.neighbors import MISSING, exact_dots
+from sdo.search import MISSING, exact_dots
 
 _CHUNK = 8192  # anchors turned into Python objects at a time, which bounds the walk's own memory
 
@@ -149,5 +149,5 @@ def distance_to_anchor(
     """Minus the cosine to the last anchor, shape ``(M,)``; infinite where either has no direction."""
     if not valid[anchor]:
         return np.full(len(pool), np.inf)
-    cosine = exact_dots(unit, np.full(len(pool), anchor), pool)
+    cosine = exact_dots(unit, np.full(len(pool), anchor), unit, pool)
     return np.where(valid[pool], -cosine, np.inf)

@@ -14,8 +14,9 @@ from sdo.errors import InputError
 from sdo.exposure import draw_inverse_exposure, retained_count, split_by_exposure
 from sdo.keys import HOT_DRAW, MAX_SEED, ORDER, RANDOM_NEIGHBORS, distinct_positions, order_by_keys, raw_keys
 from sdo.locality import distance_to_anchor, fill, least_exposed, walk
-from sdo.neighbors import MISSING, CandidateLists, cut_to_members
+from sdo.neighbors import CandidateLists, cut_to_members
 from sdo.plan import EpochPlan, Plan
+from sdo.search import MISSING
 
 Visit = Literal["cover", "anchor"]
 Graph = Literal["dynamic", "static"]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdo.locality import fill, least_exposed, walk
-from sdo.neighbors import MISSING
+from sdo.search import MISSING
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 5), st.integers(1, 9), st.booleans())

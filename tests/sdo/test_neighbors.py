@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdo.embeddings import unit_rows
-from sdo.neighbors import MISSING, CandidateLists, _propose, _settle, nearest
+from sdo.neighbors import CandidateLists
+from sdo.search import MISSING, nearest, propose, settle
 
 
 def rows_with_duplicates(seed, n, d, kinds):
@@ -51,8 +52,8 @@ def test_lists_that_cannot_settle_a_row_leave_it_open():
     """Ties reach past the end of narrow lists: a guess there would depend on the float32 search."""
     unit = rows_with_duplicates(3, 300, 8, 14)
     everyone = np.arange(300)
-    lists, scores = _propose(unit, everyone, everyone, 16)
-    settled = _settle(unit, everyone, lists, scores, np.ones(lists.shape, bool), 4, complete=False)
+    lists, scores = propose(unit, everyone, everyone, 16)
+    settled = settle(unit, everyone, unit, lists, scores, np.ones(lists.shape, bool), 4, complete=False)
     open_rows = settled[:, 0] == MISSING
     assert 0 < open_rows.sum() < 300
     exact = np.array(slow_graph(unit, np.ones(300, bool), everyone, 4))
