@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.coherence import BatchCoherence
-from analysis.runs import write_atomically
+from sdo.files import write_atomically
 
 MAX_CELLS = 256
 UNDEFINED_GREY = "#8c8c8c"
@@ -321,7 +321,7 @@ def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 130) -> Pat
     grey = np.ptp(pixels, axis=2) == 0
     pixels[grey] = np.round(np.round(pixels[grey] / 255 * 31) * (255 / 31)).astype(np.uint8)
     small = Image.fromarray(pixels).quantize(256, dither=Image.Dither.NONE)
-    write_atomically(target, lambda file: small.save(file, format="PNG", optimize=True))
+    write_atomically({target: lambda file: small.save(file, format="PNG", optimize=True)})
     return target
 
 

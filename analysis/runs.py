@@ -9,7 +9,7 @@ import heapq
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -320,16 +320,6 @@ class Run:
         if not files[signal]:
             raise InputError(f"{self.path}: the run recorded no gradients of signal {signal!r}")
         return files[signal]
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, then rename it, so that a reader never sees half of it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _rank(file: Path) -> int:

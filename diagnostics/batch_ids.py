@@ -8,6 +8,7 @@ look-ahead, workers and skipped batches cannot shift an id.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,9 +21,29 @@ from torch.utils.data import DataLoader
 if TYPE_CHECKING:
     from sdo.plan import Plan
 
-BATCH_KEY = "sdo_sample_ids"
+BATCH_KEY = "sdo_batch_ids"
+IGNORED = -100  # the label of a token that carries no loss
 
 _channels: WeakKeyDictionary[nn.Module, IdChannel] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class BatchIds:
+    """Who is in a micro-batch. No tensor, so that it stays on the CPU and no synchronisation is needed to read it.
+
+    Attributes
+    ----------
+    sample_ids
+        The b samples.
+    tokens
+        How many tokens of each carry a loss; None where the batch has no labels of shape ``(b, t)``.
+    """
+
+    sample_ids: tuple[int, ...]
+    tokens: tuple[int, ...] | None
+
+
+Listener = Callable[[BatchIds], None]
 
 
 class IdChannel:
@@ -42,7 +63,8 @@ class IdChannel:
         self.source = "position in the prepared dataset"
         self.plan: Plan | None = None
         self._ids: NDArray[np.int64] | None = None
-        self._subscribers: list[Callable[[tuple[int, ...]], None]] = []
+        self._last: BatchIds | None = None
+        self._subscribers: list[Listener] = []
         self._hook = model.register_forward_pre_hook(self._make_hook(), prepend=True, with_kwargs=True)
 
     @classmethod
@@ -66,12 +88,12 @@ class IdChannel:
         self._ids = ids
         self.source = source
 
-    def subscribe(self, listener: Callable[[tuple[int, ...]], None]) -> None:
-        """Call ``listener`` with the ids of each micro-batch that is about to be trained on."""
+    def subscribe(self, listener: Listener) -> None:
+        """Call ``listener`` with each micro-batch that is about to be trained on, however many forwards it takes."""
         if listener not in self._subscribers:
             self._subscribers.append(listener)
 
-    def unsubscribe(self, listener: Callable[[tuple[int, ...]], None]) -> None:
+    def unsubscribe(self, listener: Listener) -> None:
         """Stop calling a listener; the last one to leave closes the channel."""
         if listener in self._subscribers:
             self._subscribers.remove(listener)
@@ -93,7 +115,6 @@ class IdChannel:
         """
         inner: DataLoader[Any] = getattr(loader, "base_dataloader", loader)
         if isinstance(inner.dataset, _TaggedDataset):
-            inner.dataset.ids = self._ids
             return
         # DataLoader forbids exchanging its dataset because samplers are built from its length, which stays the same.
         object.__setattr__(inner, "dataset", _TaggedDataset(inner.dataset, self._ids))
@@ -104,7 +125,8 @@ class IdChannel:
             if BATCH_KEY not in kwargs:
                 return None
             ids = kwargs.pop(BATCH_KEY)
-            if module.training and torch.is_grad_enabled():
+            if module.training and torch.is_grad_enabled() and ids is not self._last:
+                self._last = ids
                 for listener in self._subscribers:
                     listener(ids)
             return args, kwargs
@@ -140,7 +162,7 @@ class _TaggedDataset:
 
 
 class _TaggedCollator:
-    """Collates the items as before and puts their ids beside the tensors, as plain integers that stay on the CPU."""
+    """Collates the items as before and puts their ids beside the tensors."""
 
     def __init__(self, inner: Callable[[list[Any]], Any]) -> None:
         self.inner = inner
@@ -152,5 +174,13 @@ class _TaggedCollator:
                 f"the data collator returned {type(batch).__name__}; expected a dict of tensors, beside which sample "
                 "ids can travel; mend: return a dict from the collator"
             )
-        batch[BATCH_KEY] = tuple(entry.sample_id for entry in tagged)
+        ids = tuple(entry.sample_id for entry in tagged)
+        batch[BATCH_KEY] = BatchIds(ids, _loss_tokens(batch.get("labels"), len(ids)))
         return batch
+
+
+def _loss_tokens(labels: Any, samples: int) -> tuple[int, ...] | None:
+    """Count the labels that a causal language model predicts: all but the first, where they are not ignored."""
+    if not isinstance(labels, torch.Tensor) or labels.ndim != 2 or len(labels) != samples:
+        return None
+    return tuple((labels[:, 1:] != IGNORED).sum(dim=1).tolist())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-IGNORED = -100
+from diagnostics.batch_ids import IGNORED
 
 
 @dataclass(frozen=True, eq=False)

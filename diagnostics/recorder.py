@@ -90,8 +90,7 @@ class GradientRecorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the step's gradients; its own row waits for what the trainer logs about it."""
         if self._recording is not None:
-            skipped = bool(getattr(kwargs.get("optimizer"), "step_was_skipped", False))
-            self._recording.end_step(float(state.epoch), skipped=skipped)
+            self._recording.end_step(float(state.epoch), kwargs.get("optimizer"))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Take the total gradient norm, where the trainer logs it for one step."""
@@ -104,7 +103,12 @@ class GradientRecorder(TrainerCallback):
         """Write the held-out loss of each sample of the evaluation that just ended."""
         if self._recording is not None:
             name = next((key for key in (metrics or {}) if key.endswith("_loss")), "eval_loss")
-            self._recording.end_evaluation(state.global_step, name)
+            self._recording.end_evaluation(state.global_step, name, kwargs.get("eval_dataloader"))
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Forget a prediction's forward passes; they are no evaluation."""
+        if self._recording is not None:
+            self._recording.forget_evaluation()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Flush, so that a checkpoint never knows more steps than the run folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils.data import IterableDataset, SequentialSampler
 
-from diagnostics.batch_ids import IdChannel
+from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.losses import SampleLosses, sample_losses
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow, check_free
+from diagnostics.scaling import loss_scale, update_was_skipped
 from diagnostics.signals import HiddenTap, MicroBatch, WeightTap, find_decoder, find_weight
 from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
 from diagnostics.step_rows import hidden_rows, weight_rows
@@ -60,7 +63,6 @@ class Recording:
         self.log: RunLog
         self._weight = self._make_weight_tap(model) if "weight" in options.signals else None
         self._hidden = self._make_hidden_tap(model) if "hidden" in options.signals else None
-        self._check_written = self._weight is None
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
         self._trained: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -88,18 +90,19 @@ class Recording:
         InputError
             As :class:`~diagnostics.GradientRecorder` says.
         """
-        if not hasattr(getattr(loader, "dataset", None), "__getitem__"):
+        dataset = getattr(loader, "dataset", None)
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise InputError(
                 "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
                 "mend: load it without streaming"
             )
         recording = cls(options, model, state.global_step)
         taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
-        info = describe_run(args, state, model, loader, recording._channel, taps)
         try:
-            recording.log = _open_log(options.out, state.global_step, info)
-        except InputError:
-            recording._channel.unsubscribe(recording._begin_micro_batch)
+            info = describe_run(args, state, model, loader, recording._channel, taps)
+            recording._open_log(info)
+        except BaseException:
+            recording.release()
             raise
         recording._channel.subscribe(recording._begin_micro_batch)
         recording._channel.install(loader)
@@ -133,8 +136,7 @@ class Recording:
     def before_update(self, optimizer: Any) -> None:
         """Compare the gradient that the optimizer is given with the raw one: clipping shows as a smaller norm."""
         with self._clock():
-            scaler = getattr(optimizer, "scaler", None)
-            self._loss_scale = float(scaler.get_scale()) if scaler is not None else 1.0
+            self._loss_scale = loss_scale(optimizer)
             self._learning_rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
             self._clipped = None
             if self._weight is not None and self._weight.step_norm:
@@ -144,15 +146,15 @@ class Recording:
                     raw = self._weight.step_norm / self._loss_scale
                     self._clipped = exact_norm(grad) < raw * (1 - _CLIP_TOLERANCE)
 
-    def end_step(self, trainer_epoch: float, *, skipped: bool) -> None:
+    def end_step(self, trainer_epoch: float, optimizer: Any) -> None:
         """Write the step's gradients and keep its row until the trainer has logged.
 
         Parameters
         ----------
         trainer_epoch
             The trainer's epoch after the update, a fraction.
-        skipped
-            Whether the update was skipped, for an overflow under loss scaling; it then trained nobody.
+        optimizer
+            As accelerate prepared it. An update that it skipped trained nobody.
         """
         own_so_far = self._seconds - self._seconds_before_step
         seconds = time.perf_counter() - self._step_started - own_so_far
@@ -160,7 +162,7 @@ class Recording:
             if self._step == self._first_step:
                 self._require_signals()
             losses = [micro.losses for micro in self._micros]
-            tokens = sum(int(part.tokens.sum()) for part in losses if part is not None)
+            tokens = sum(sum(micro.tokens) for micro in self._micros)
             totals = [float(part.total) for part in losses if part is not None and part.total is not None]
             ids = [i for micro in self._micros for i in micro.sample_ids]
             self._pending = {
@@ -177,7 +179,7 @@ class Recording:
                 "sample_ids": ids,
             }
             self._write_gradients()
-            if self._plan is not None and not skipped:
+            if self._plan is not None and not update_was_skipped(optimizer, self._loss_scale):
                 np.add.at(self._trained, np.searchsorted(self._plan.ids, ids), 1)
             self._micros = []
         self._pending["recorder_seconds"] = self._seconds - self._seconds_before_step
@@ -193,7 +195,7 @@ class Recording:
             for row, sketch in weight_rows(self._step, self._micros, self._weight.step_norm, norm_state):
                 self.log.add_gradient("weight", row, sketch)
             self._weight.step_norm = None
-            if self._weight.check.done and not self._check_written:
+            if self._weight.check is not None and self._weight.check.done:
                 self._write_info()
         if self._hidden is not None:
             every = self._options.sample_every
@@ -216,8 +218,8 @@ class Recording:
 
     # ------------------------------------------------------------------ hooks
 
-    def _begin_micro_batch(self, ids: tuple[int, ...]) -> None:
-        self._micros.append(MicroBatch(sample_ids=ids))
+    def _begin_micro_batch(self, ids: BatchIds) -> None:
+        self._micros.append(MicroBatch(ids))
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         with self._clock():
@@ -256,7 +258,7 @@ class Recording:
                 self._held_out.append((self._held_out_seen, nll / tokens))
             self._held_out_seen += 1
 
-    def end_evaluation(self, step: int, name: str) -> None:
+    def end_evaluation(self, step: int, name: str, loader: Any) -> None:
         """Write the held-out losses that were read off an evaluation's forward passes.
 
         Parameters
@@ -265,12 +267,25 @@ class Recording:
             Number of updates the model had had.
         name
             The trainer's name of the loss.
+        loader
+            The evaluation's data loader. Where it does not go through its dataset in order, nothing is written, since
+            nobody could tell whose losses they are.
         """
         with self._clock():
-            if self._held_out:
+            if self._held_out and not _goes_in_order(loader):
+                warnings.warn(
+                    "the evaluation's rows were reordered, so its losses per sample are not recorded; mend: "
+                    "train_sampling_strategy='random'",
+                    stacklevel=2,
+                )
+            elif self._held_out:
                 ids, scores = zip(*self._held_out, strict=True)
                 self.log.add_evaluation(step, name, np.array(ids, np.int64), np.array(scores, np.float64))
-            self._held_out, self._held_out_seen = [], 0
+        self.forget_evaluation()
+
+    def forget_evaluation(self) -> None:
+        """Drop what was read off forward passes since the last evaluation, a prediction's for instance."""
+        self._held_out, self._held_out_seen = [], 0
 
     # ------------------------------------------------------------------ folder
 
@@ -300,12 +315,25 @@ class Recording:
     def _write_info(self) -> None:
         """Write how far sketched cosines were from exact ones, and what recording has cost so far."""
         changes: dict[str, Any] = {"recorder": dict(self._totals)}
-        if self._weight is not None and not self._check_written:
+        if self._weight is not None and self._weight.check is not None:
             changes["sketch_check"] = {"weight": self._weight.check.result()}
-            self._check_written = True
+            self._weight.check = None
         self.log.update_info(**changes)
 
     # ------------------------------------------------------------------ helpers
+
+    def _open_log(self, info: dict[str, Any]) -> None:
+        """Begin a run folder, or continue one that belongs to the run that is resumed."""
+        out, step = self._options.out, self._first_step
+        if step == 0 or not (out / "run.json").exists():
+            check_free(out)
+            self.log = RunLog.create(out, info)
+            return
+        _require_same_run(out, info)
+        self.log = RunLog.resume(out, step, info)
+        self._totals.update(self.log.info.get("recorder", {}))
+        if self._weight is not None and "weight" in self.log.info.get("sketch_check", {}):
+            self._weight.check = None  # the first steps were checked before
 
     def _make_weight_tap(self, model: nn.Module) -> WeightTap:
         weight = find_weight(model, self._options.weight)
@@ -335,11 +363,15 @@ class Recording:
             self._seconds += time.perf_counter() - started
 
 
-def _open_log(out: Path, step: int, info: dict[str, Any]) -> RunLog:
-    """Begin a run folder, or continue one that belongs to the run that is resumed."""
-    if step == 0 or not (out / "run.json").exists():
-        check_free(out)
-        return RunLog.create(out, info)
+def _goes_in_order(loader: Any) -> bool:
+    sampler: Any = getattr(getattr(loader, "base_dataloader", loader), "batch_sampler", None)
+    while hasattr(sampler, "batch_sampler"):
+        sampler = sampler.batch_sampler
+    return loader is None or isinstance(getattr(sampler, "sampler", None), SequentialSampler)
+
+
+def _require_same_run(out: Path, info: dict[str, Any]) -> None:
+    """Refuse a folder whose run had other batches than the one that is resumed."""
     try:
         stored = json.loads((out / "run.json").read_text()).get("organizer")
     except (OSError, ValueError, AttributeError) as error:
@@ -351,4 +383,3 @@ def _open_log(out: Path, step: int, info: dict[str, Any]) -> RunLog:
                 f"{out} holds a run whose organizer has {name} = {old}, this one has {new}; expected the run that is "
                 "resumed; mend: choose another folder"
             )
-    return RunLog.resume(out, step, info)

@@ -16,6 +16,7 @@ import torch
 from accelerate.state import GradientState
 from torch import nn
 
+from diagnostics.batch_ids import BatchIds
 from diagnostics.losses import SampleLosses
 from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
 from sdo.errors import InputError
@@ -29,10 +30,10 @@ class MicroBatch:
 
     Attributes
     ----------
-    sample_ids
-        The b samples of the micro-batch.
+    ids
+        The b samples of the micro-batch, and their tokens.
     losses
-        Their losses and token counts, where the forward pass gave them.
+        Their losses, where the forward pass gave them.
     weight
         Shape ``(k,)``, sketch of the parameter's gradient of this pass alone.
     weight_norm
@@ -41,11 +42,24 @@ class MicroBatch:
         Shape ``(b, H)``, float32, one gradient row a sample.
     """
 
-    sample_ids: tuple[int, ...]
+    ids: BatchIds
     losses: SampleLosses | None = None
     weight: torch.Tensor | None = None
     weight_norm: float | None = None
     hidden: torch.Tensor | None = None
+
+    @property
+    def sample_ids(self) -> list[int]:
+        """The b samples."""
+        return list(self.ids.sample_ids)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of each sample that carry a loss; zeros where nothing tells."""
+        if self.losses is not None:
+            counts: list[int] = self.losses.tokens.tolist()
+            return counts
+        return list(self.ids.tokens or [0] * len(self.ids.sample_ids))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +157,7 @@ class WeightTap:
 
     weight: NamedWeight
     sketch: GradientSketch
-    check: SketchCheck
+    check: SketchCheck | None
     current: Callable[[], tuple[int, list[MicroBatch]]]
     clock: Callable[[], Any]
     step_norm: float | None = None
@@ -185,7 +199,7 @@ class WeightTap:
         with self.clock():
             single = len(micros) == 1 and micros[0].weight_norm is not None
             self.step_norm = micros[0].weight_norm if single else exact_norm(parameter.grad)
-            if not self.check.done:
+            if self.check is not None:
                 self.check.add(step, parameter.grad, self.step_sketch(micros))
 
     @staticmethod

@@ -372,14 +372,19 @@ class SketchCheck:
 
     @property
     def done(self) -> bool:
-        """Whether enough was seen: `add` does nothing any more, `result` can be taken."""
+        """Whether enough was seen: `add` takes no further step, `result` can be taken."""
         return self._result is not None or len(self._kept) == self._limit
 
     def add(self, step: int, grad: torch.Tensor, sketch: torch.Tensor) -> None:
         """Copy one step's gradient and sketch, unless done.
 
-        Zero gradients and those with entries that are not finite have no cosine; they are only counted.
+        Zero gradients and those with entries that are not finite have no cosine; they are only counted. A second call
+        for the latest step replaces the first: a gradient that comes in parts is complete with the last.
         """
+        if self._result is not None:
+            return
+        if self._kept and self._kept[-1][0] == step:
+            self._kept.pop()
         if self.done:
             return
         if self._limit is None:

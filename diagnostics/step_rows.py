@@ -38,11 +38,11 @@ def weight_rows(step: int, micros: list[MicroBatch], norm: float | None, norm_st
     if not fired:
         return
     total = WeightTap.step_sketch(fired)
-    yield make_row(step, "step", None, _ids(micros), sum(map(_tokens, micros)), norm, norm_state, total)
+    yield make_row(step, "step", None, _ids(micros), _tokens(micros), norm, norm_state, total)
     if len(micros) > 1:
         for number, micro in enumerate(micros):
             if micro.weight is not None:
-                ids, tokens = list(micro.sample_ids), _tokens(micro)
+                ids, tokens = micro.sample_ids, sum(micro.tokens)
                 yield make_row(step, "micro_batch", number, ids, tokens, micro.weight_norm, norm_state, micro.weight)
 
 
@@ -74,15 +74,14 @@ def hidden_rows(
         return make_row(step, kind, number, ids, tokens, norm, norm_state, sketch.sketch(vector.float()))
 
     total = torch.stack(list(sums.values())).sum(dim=0)
-    yield row("step", None, _ids(micros), sum(map(_tokens, micros)), total)
+    yield row("step", None, _ids(micros), _tokens(micros), total)
     for number, micro in enumerate(micros):
         if micro.hidden is None:
             continue
         if len(micros) > 1:
-            yield row("micro_batch", number, list(micro.sample_ids), _tokens(micro), sums[number])
+            yield row("micro_batch", number, micro.sample_ids, sum(micro.tokens), sums[number])
         if with_samples:
-            tokens = [0] * len(micro.sample_ids) if micro.losses is None else micro.losses.tokens.tolist()
-            for sample, count, vector in zip(micro.sample_ids, tokens, micro.hidden, strict=True):
+            for sample, count, vector in zip(micro.sample_ids, micro.tokens, micro.hidden, strict=True):
                 yield row("sample", number, [sample], count, vector)
 
 
@@ -133,8 +132,8 @@ def make_row(
     )
 
 
-def _tokens(micro: MicroBatch) -> int:
-    return 0 if micro.losses is None else int(micro.losses.tokens.sum())
+def _tokens(micros: list[MicroBatch]) -> int:
+    return sum(sum(micro.tokens) for micro in micros)
 
 
 def _ids(micros: list[MicroBatch]) -> list[int]:

@@ -56,7 +56,7 @@ def retained_count(retain: float, n_hot: int) -> int:
 
     Binary floating point would make ``0.07 * 100`` a little more than 7, and its ceiling 8.
     """
-    return math.ceil(Fraction(str(retain)) * n_hot)
+    return math.ceil(Fraction(repr(float(retain))) * n_hot)
 
 
 def draw_inverse_exposure(

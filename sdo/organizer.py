@@ -125,8 +125,9 @@ class SDO:
             self.embeddings.require_valid()
         self.n_samples = len(self.embeddings)
         self.k = int(k)
-        self.delta_tau = delta_tau
-        self.retain = retain
+        # Plain numbers, whole ones as int: equal options give equal fingerprints and go into JSON.
+        self.delta_tau = int(delta_tau) if float(delta_tau).is_integer() else float(delta_tau)
+        self.retain = float(retain)
         self.visit = visit
         self.graph = graph
         self.locality = locality

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from diagnostics.batch_ids import IdChannel
+from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.scaling import loss_scale, update_was_skipped
 from sdo.errors import InputError
 from sdo.organizer import Organizer
 from sdo.plan import Plan
@@ -117,12 +119,13 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._channel = channel
         self._step_samples = step_samples
         self._ids: list[int] = []
+        self._loss_scale = 1.0
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
         channel.subscribe(self.note_ids)
 
-    def note_ids(self, ids: tuple[int, ...]) -> None:
+    def note_ids(self, ids: BatchIds) -> None:
         """Collect the ids of a micro-batch, as they came with the batch itself."""
-        self._ids.extend(ids)
+        self._ids.extend(ids.sample_ids)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must remember: what the plan is a function of."""
@@ -140,13 +143,15 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             self.trained = _count(self._plan, 0, state.global_step)
         else:
             self.trained = np.zeros(len(self._plan.ids), dtype=np.int64)
-        # A checkpoint written without this callback has no entry, and transformers fails on it at the next save.
-        state.stateful_callbacks.setdefault(_STATE, self.state())
         self._channel.install(kwargs["train_dataloader"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a step's list of ids."""
         self._ids = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remember the loss scale, which falls when an update is skipped."""
+        self._loss_scale = loss_scale(kwargs.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare what was trained with what was planned, then count it."""
@@ -157,7 +162,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
                 f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(planned.tolist())}; "
                 "something else changed the data loader of this trainer"
             )
-        if not getattr(kwargs.get("optimizer"), "step_was_skipped", False):
+        if not update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
             self.trained[np.searchsorted(self._plan.ids, planned)] += 1
 
 
@@ -182,14 +187,16 @@ def _check_trainer(trainer: Any) -> None:
             "mend: call detach() on the handle of the first attach"
         )
     lineage = [cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl.")]
-    if lineage and not any(cls.__name__ == "SFTTrainer" for cls in lineage):
+    # The first one: TRL's own descendants of SFTTrainer make their data themselves.
+    if lineage and lineage[0].__name__ != "SFTTrainer":
         raise InputError(
             f"attach got a {lineage[0].__name__}; this version supports SFTTrainer and transformers.Trainer"
         )
     args = trainer.args
     if trainer.train_dataset is None:
         raise InputError("the trainer has no train_dataset; expected the dataset that the embeddings belong to")
-    if not hasattr(trainer.train_dataset, "__len__") or not hasattr(trainer.train_dataset, "__getitem__"):
+    map_style = hasattr(trainer.train_dataset, "__len__") and hasattr(trainer.train_dataset, "__getitem__")
+    if not map_style or isinstance(trainer.train_dataset, IterableDataset):
         raise InputError(
             "the training dataset is iterable; expected a map-style dataset, whose rows can be asked for in any "
             "order; mend: load it without streaming"
@@ -211,6 +218,14 @@ def _check_trainer(trainer: Any) -> None:
         "restore_callback_states_from_checkpoint": (
             args.restore_callback_states_from_checkpoint,
             "it replaces the organizer's callback by a copy; mend: leave it False",
+        ),
+        "ignore_data_skip": (
+            args.ignore_data_skip,
+            "a resumed run would train other batches; mend: leave it False",
+        ),
+        "model_init": (
+            trainer.model_init is not None,
+            "train() would build a model that the organizer has not seen; mend: pass model=model_init()",
         ),
         "train_sampling_strategy": (
             getattr(args, "train_sampling_strategy", "random") in ("group_by_length", "batch_rebalance"),

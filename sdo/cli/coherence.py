@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.errors import InputError
+from sdo.files import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,7 +143,6 @@ class _Report:
         self.files: list[str] = []
 
     def write(self) -> None:
-        from analysis.runs import write_atomically
 
         entries: dict[str, dict[str, Any]] = {}
         for name, one in self.runs.items():
@@ -160,7 +160,7 @@ class _Report:
             "runs": list(entries.values()),
         }
         text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        write_atomically(self.out / "coherence.json", lambda file: file.write_text(text, encoding="utf-8"))
+        write_atomically({self.out / "coherence.json": lambda file: file.write_text(text, encoding="utf-8")})
         print(_table(list(entries.values())))
         print(f"\n{WORDS}\nwritten to {self.out}: coherence.json, {', '.join(self.files)}")
 
@@ -196,7 +196,6 @@ class _Report:
         import numpy as np
 
         from analysis import step_coherence, step_summary
-        from analysis.runs import write_atomically
 
         rows = one.gradients(signal, "step")
         summary = step_summary(rows)
@@ -207,7 +206,7 @@ class _Report:
                 np.save(stream, matrix, allow_pickle=False)
 
         matrix_file = self._matrix_file(signal, name)
-        write_atomically(matrix_file, save)
+        write_atomically({matrix_file: save})
         self.files.append(matrix_file.name)
         entry: dict[str, Any] = {
             "steps": summary.rows,

@@ -48,7 +48,7 @@ class OrganizerOptions:
     name: Literal["sdo", "uniform"] = "sdo"
     embeddings: str | None = None
     k: int = 4
-    delta_tau: int = 2
+    delta_tau: float = 2
     retain: float = 0.2
     visit: Literal["cover", "anchor"] = "cover"
     graph: Literal["dynamic", "static"] = "dynamic"
@@ -66,7 +66,7 @@ class RecorderOptions:
     Parameters
     ----------
     out
-        Run folder; None lets the command choose.
+        Run folder; needed.
     weight
         Name of the parameter whose gradient is recorded; None takes the last trainable matrix.
     signals
@@ -82,7 +82,7 @@ class RecorderOptions:
     out: str | None = None
     weight: str | None = None
     signals: list[str] = field(default_factory=lambda: ["weight", "hidden"])
-    sample_every: int = 0
+    sample_every: int = 10
     sketch_size: int = 8192
     evaluations: bool = True
 

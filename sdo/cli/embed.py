@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import json
-import os
 import platform
 import sys
 import warnings
@@ -16,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sdo.cli.outputs import check_outputs, make_folder
 from sdo.encode import lsa, read_texts, zero_rows
-from sdo.errors import InputError
+from sdo.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
         0; every failure is an :class:`InputError`.
     """
     out: Path = args.out
-    record_path = _check_out(args.source, out, overwrite=args.overwrite)
+    record_path = check_outputs(out, ".npy", overwrite=args.overwrite, sources=(args.source,))
     texts = read_texts(args.source, args.column, limit=args.limit)
-    _make_folder(out.parent)
+    make_folder(out.parent)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rows = lsa(texts, dim=args.dim, seed=args.seed)
@@ -80,7 +79,13 @@ def run(args: argparse.Namespace) -> int:
         "zero_rows": zero,
         "versions": _versions(),
     }
-    _write_pair(rows, record, out, record_path)
+    text = json.dumps(record, indent=2) + "\n"
+    write_atomically(
+        {
+            out: lambda path: _save(path, rows),
+            record_path: lambda path: path.write_text(text, encoding="utf-8"),
+        }
+    )
     shape = f"{rows.shape[0]} rows x {rows.shape[1]} columns, {len(zero)} zero"
     print(f"sdo embed: wrote {shape}, to {out}; how it was made: {record_path}")
     return 0
@@ -91,47 +96,9 @@ def texts_sha256(texts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(list(texts)).encode("ascii")).hexdigest()
 
 
-def _check_out(source: Path, out: Path, *, overwrite: bool) -> Path:
-    """Refuse a name that is wrong or taken, before any work; return the path of the JSON file."""
-    if out.suffix != ".npy":
-        raise InputError(f"--out is {out}, expected a name that ends in .npy")
-    record_path = out.with_suffix(".json")
-    for path in (out, record_path):
-        if path.resolve() == source.resolve():
-            raise InputError(f"--out {out} would write over SOURCE ({path}); choose another name")
-        if path.is_dir():
-            raise InputError(f"{path} is a folder; choose another name for --out")
-        if path.exists() and not overwrite:
-            raise InputError(f"{path} exists; add --overwrite to replace it, or choose another --out")
-    return record_path
-
-
-def _make_folder(folder: Path) -> None:
-    """Make the folder of the output and try its permission, before the embedding takes its time."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"cannot write into {folder}; choose another folder for --out")
-
-
-def _write_pair(rows: NDArray[np.float32], record: dict[str, Any], out: Path, record_path: Path) -> None:
-    """Write both files under temporary names in the same folder, then rename: no reader sees half a file."""
-    matrix = io.BytesIO()
-    np.save(matrix, rows, allow_pickle=False)
-    contents = {out: matrix.getvalue(), record_path: (json.dumps(record, indent=2) + "\n").encode()}
-    staged = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in contents}
-    try:
-        for path, content in contents.items():
-            staged[path].write_bytes(content)
-        for path, temporary in staged.items():
-            temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror}") from error
-    finally:
-        for temporary in staged.values():
-            temporary.unlink(missing_ok=True)
+def _save(path: Path, rows: NDArray[np.float32]) -> None:
+    with path.open("wb") as file:  # given a name, numpy.save would add .npy to it
+        np.save(file, rows, allow_pickle=False)
 
 
 def _versions() -> dict[str, str]:

@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = build_parser()
         args, rest = parser.parse_known_args(argv)
         if args.command is None:
+            if rest:
+                raise InputError(f"unexpected argument {rest[0]!r}; expected a command: {', '.join(COMMANDS)}")
             parser.print_help()
             return 2
         prefix = f"sdo {args.command}"
@@ -66,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"{prefix}: the output could not be written: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{prefix}: interrupted", file=sys.stderr)
         return 130

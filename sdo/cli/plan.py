@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from sdo.cli.outputs import check_outputs, make_folder
 from sdo.embeddings import Embeddings, within_batch_cosine
 from sdo.errors import InputError
+from sdo.files import write_atomically
 from sdo.organizer import SDO, Graph, Locality, OnInvalid, Organizer, Uniform, Visit
 
 if TYPE_CHECKING:
@@ -33,16 +33,31 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--embeddings", required=True, metavar="E.npy", help="matrix (N, d), one row a sample")
     parser.add_argument("--batch-size", required=True, type=int, metavar="B", help="samples per optimizer step")
     parser.add_argument("--epochs", type=int, default=4, help="organizer epochs to plan (default: 4)")
-    parser.add_argument("--organizer", choices=["sdo", "uniform"], default="sdo")
+    parser.add_argument("--organizer", choices=["sdo", "uniform"], default="sdo", help="(default: sdo)")
     parser.add_argument("--k", type=int, default=4, help="neighbours per anchor (default: 4)")
     parser.add_argument("--delta-tau", type=float, default=2, help="rise of the exposure threshold (default: 2)")
     parser.add_argument("--retain", type=float, default=0.2, help="share of hot samples kept (default: 0.2)")
-    parser.add_argument("--visit", choices=get_args(Visit), default="cover")
-    parser.add_argument("--graph", choices=get_args(Graph), default="dynamic")
-    parser.add_argument("--locality", choices=get_args(Locality), default="knn")
+    parser.add_argument(
+        "--visit",
+        choices=get_args(Visit),
+        default="cover",
+        help="whether brought neighbours still anchor: no (cover), yes (anchor)",
+    )
+    parser.add_argument(
+        "--graph",
+        choices=get_args(Graph),
+        default="dynamic",
+        help="neighbours in the pool, or over all",
+    )
+    parser.add_argument(
+        "--locality",
+        choices=get_args(Locality),
+        default="knn",
+        help="real neighbours, random ones, none",
+    )
     parser.add_argument("--no-exposure", action="store_true", help="keep every sample in the pool")
-    parser.add_argument("--on-invalid", choices=get_args(OnInvalid), default="raise")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--on-invalid", choices=get_args(OnInvalid), default="raise", help="rows with NaN or zero")
+    parser.add_argument("--seed", type=int, default=0, help="of the plan (default: 0)")
     parser.add_argument("--out", required=True, type=Path, metavar="PLAN.parquet", help="PLAN.json goes beside it")
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier plan")
     parser.set_defaults(run=run)
@@ -58,16 +73,16 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.epochs < 1:
         raise InputError(f"--epochs is {args.epochs}; expected a whole number from 1")
-    record = _check_out(args.out, overwrite=args.overwrite)
+    record = check_outputs(args.out, ".parquet", overwrite=args.overwrite, sources=(Path(args.embeddings),))
     embeddings = Embeddings.read(args.embeddings)
     organizer = _organizer(args, embeddings)
     plan = organizer.plan(args.batch_size)
+    make_folder(args.out.parent)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         epochs = [plan.epoch(e) for e in range(args.epochs)]
     notes = sorted({str(entry.message) for entry in caught})
     figures = epoch_figures(plan, embeddings, organizer_seed=args.seed, epochs=args.epochs)
-    _write_parquet(epochs, args.out)
     described = {
         **plan.describe(),
         "fingerprint": plan.fingerprint,
@@ -75,12 +90,22 @@ def run(args: argparse.Namespace) -> int:
         "epochs": figures,
         "notes": notes,
     }
-    _replace(record, lambda path: path.write_text(json.dumps(described, indent=1, allow_nan=False) + "\n"))
+    text = json.dumps(described, indent=1, allow_nan=False) + "\n"
+    write_atomically(
+        {
+            args.out: lambda path: _write_parquet(epochs, path),
+            record: lambda path: path.write_text(text, encoding="utf-8"),
+        }
+    )
     _print_table(figures)
     for note in notes:
         print(f"note: {note}")
-    if args.organizer == "sdo" and args.locality == "shuffle" and not any(f["hot"] for f in figures):
-        print("note: nothing ever turned hot, so this plan is uniform shuffling")
+    if (
+        args.organizer == "sdo"
+        and args.locality == "shuffle"
+        and all(f["hot"] is None or f["hot"] < args.batch_size for f in figures)
+    ):
+        print("note: none but those that filled a last batch turned hot, so this plan is uniform shuffling")
     print(f"{args.out} ({sum(f['steps'] for f in figures)} steps), {record}")
     return 0
 
@@ -138,11 +163,10 @@ def _mean_cosine(embeddings: Embeddings, batches: np.ndarray[Any, np.dtype[np.in
 def _organizer(args: argparse.Namespace, embeddings: Embeddings) -> Organizer:
     if args.organizer == "uniform":
         return Uniform(embeddings, seed=args.seed)
-    delta_tau = int(args.delta_tau) if float(args.delta_tau).is_integer() else args.delta_tau
     return SDO(
         embeddings,
         k=args.k,
-        delta_tau=delta_tau,
+        delta_tau=args.delta_tau,
         retain=args.retain,
         visit=args.visit,
         graph=args.graph,
@@ -151,19 +175,6 @@ def _organizer(args: argparse.Namespace, embeddings: Embeddings) -> Organizer:
         on_invalid=args.on_invalid,
         seed=args.seed,
     )
-
-
-def _check_out(out: Path, *, overwrite: bool) -> Path:
-    """Refuse an output that exists or cannot be written, before any work; return the JSON file's path."""
-    if out.suffix != ".parquet":
-        raise InputError(f"--out is {out}; expected a name that ends in .parquet")
-    record = out.with_suffix(".json")
-    for path in (out, record):
-        if path.is_dir() or (path.exists() and not overwrite):
-            raise InputError(f"{path} exists; expected a new file; mend: another --out, or --overwrite")
-    if not out.parent.is_dir():
-        raise InputError(f"folder {out.parent} does not exist; expected one to write into; mend: mkdir -p it")
-    return record
 
 
 def _write_parquet(epochs: list[EpochPlan], out: Path) -> None:
@@ -183,20 +194,7 @@ def _write_parquet(epochs: list[EpochPlan], out: Path) -> None:
             "sample_id": ids,
         }
     )
-    _replace(out, lambda path: pq.write_table(table, path))
-
-
-def _replace(target: Path, write: Any) -> None:
-    """Write beside the target and rename: a file is there whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        write(temporary)
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    pq.write_table(table, out)
 
 
 def _print_table(figures: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from sdo.cli.config import OrganizerOptions
@@ -15,6 +16,7 @@ from sdo.cli.train import (
     load_rows,
     plain_errors,
     read_options,
+    resume_from,
     train,
 )
 from sdo.errors import InputError
@@ -40,15 +42,18 @@ def run(args: argparse.Namespace) -> int:
         0; every failure before training is an :class:`InputError`.
     """
     try:
+        import transformers
         from transformers import AutoTokenizer
         from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, get_peft_config
     except ImportError as error:
         raise InputError(f"training needs {error.name}; mend: pip install 'sdo-toolkit[train]'") from error
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
     options = read_options(args.config, args.overrides, (ScriptArguments, SFTConfig, ModelConfig, DataOptions))
     script, sft, model, data = (options.trl[c] for c in (ScriptArguments, SFTConfig, ModelConfig, DataOptions))
     if not model.model_name_or_path:
         raise InputError("model_name_or_path is missing; expected a folder or a hub id")
-    resume = {"true": True, "false": None}.get(str(sft.resume_from_checkpoint).lower(), sft.resume_from_checkpoint)
+    resume = resume_from(sft.resume_from_checkpoint, sft.output_dir)
     check_before_loading(options, bool(resume))
     id_column = OrganizerOptions().id_column if options.organizer is None else options.organizer.id_column
     source = (script.dataset_name, script.dataset_config)

@@ -178,15 +178,21 @@ def load_rows(name: str | None, config: str | None, split: str, *, id_column: st
     """
     import datasets
 
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     whole, start, stop = split, None, None
     if (cut := _SLICE.fullmatch(split)) is not None:
         whole, start, stop = cut["split"], cut["start"], cut["stop"]
     if not name:
         raise InputError("dataset_name is missing; expected a .jsonl file, a folder or a hub id")
     path = Path(name)
-    datasets.disable_progress_bars()
     try:
         if path.is_file():
+            if whole != "train":
+                raise InputError(
+                    f"{what} {name} is one file and has one split, train; got {split}; mend: a slice such as "
+                    "dataset_test_split: train[1000:], or a folder with train.jsonl and test.jsonl"
+                )
             rows = datasets.load_dataset("json", data_files=str(path), split="train")
         elif name.endswith((".jsonl", ".json")):
             raise InputError(f"{what} {name}: no such file; expected JSON Lines, a folder or a hub id")
@@ -230,6 +236,12 @@ def as_samples(dataset: Any, options: DataOptions, tokenizer: Any, *, id_column:
     if (wanted["prompt"] is None) != (wanted["completion"] is None):
         raise InputError("prompt_column and completion_column go together; expected both or neither")
     if wanted["prompt"] is None:
+        known = ("text", "messages", "prompt", "completion", "input_ids")
+        if not set(known) & set(dataset.column_names):
+            raise InputError(
+                f"{what} has the columns {', '.join(dataset.column_names)}; expected one that TRL knows "
+                f"({', '.join(known)}); mend: name yours with prompt_column and completion_column"
+            )
         return dataset
     chat = bool(getattr(tokenizer, "chat_template", None)) if options.chat is None else options.chat
 
@@ -245,6 +257,35 @@ def as_samples(dataset: Any, options: DataOptions, tokenizer: Any, *, id_column:
     return dataset.map(convert, remove_columns=[c for c in dataset.column_names if c != id_column])
 
 
+def resume_from(value: object, output_dir: str) -> str | None:
+    """Return the checkpoint to resume from, before anything is loaded.
+
+    Parameters
+    ----------
+    value
+        ``resume_from_checkpoint``: a path, true for the last one in ``output_dir``, false or None.
+    output_dir
+        Where checkpoints are written.
+
+    Raises
+    ------
+    InputError
+        If there is no such checkpoint.
+    """
+    from transformers.trainer_utils import get_last_checkpoint
+
+    if value is None or str(value).lower() in ("false", "none", ""):
+        return None
+    if str(value).lower() == "true":
+        last = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
+        if last is None:
+            raise InputError(f"{output_dir} holds no checkpoint to resume from; expected checkpoint-N in it")
+        return str(last)
+    if not (Path(str(value)) / "trainer_state.json").is_file():
+        raise InputError(f"resume_from_checkpoint is {value}, which is no checkpoint; expected its folder, or true")
+    return str(value)
+
+
 def check_before_loading(options: Options, resume: bool) -> None:
     """Refuse a recorder's folder that holds another run, before anything is loaded."""
     if options.recorder is not None:
@@ -256,7 +297,7 @@ def check_before_loading(options: Options, resume: bool) -> None:
             check_free(options.recorder.out)
 
 
-def train(trainer: Any, organizer: Organizer | None, options: Options, resume: str | bool | None) -> int:
+def train(trainer: Any, organizer: Organizer | None, options: Options, resume: str | None) -> int:
     """Attach, record, train, save and say in one line what happened.
 
     Parameters
@@ -268,7 +309,7 @@ def train(trainer: Any, organizer: Organizer | None, options: Options, resume: s
     options
         The sections.
     resume
-        A checkpoint's path, True for the last one, or None.
+        A checkpoint's path, or None.
 
     Returns
     -------

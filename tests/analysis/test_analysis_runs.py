@@ -5,7 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import Run
-from analysis.runs import write_atomically
 from sdo.errors import InputError
 
 
@@ -203,17 +202,3 @@ def test_parts_of_another_shape_are_named(make_run):
     file.rename(file.with_name("part-1.parquet"))
     with pytest.raises(InputError, match="expected a name like"):
         Run.open(writer.path).gradients("hidden")
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    target = tmp_path / "a.txt"
-    write_atomically(target, lambda file: file.write_text("old"))
-
-    def fail(file):
-        file.write_text("half")
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        write_atomically(target, fail)
-    assert target.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]

@@ -83,7 +83,7 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     small = {
         "embed": ["--overwrite"],
-        "sft": "--model_name_or_path tiny --max_steps 3 --use_cpu --bf16 false --report_to none --output_dir out".split(),
+        "sft": shlex.split("--model_name_or_path tiny --output_dir out --max_steps 3 --use_cpu --bf16 false"),
     }
     ran = []
     for line in blocks("bash")[1].splitlines():

@@ -61,7 +61,7 @@ def test_names_zero_rows_and_lowered_dim(tmp_path, capsys):
 def test_refuses_existing_files_before_reading(source, tmp_path):
     out = tmp_path / "E.npy"
     out.with_suffix(".json").write_text("{}")
-    with pytest.raises(InputError, match=r"E\.json exists; add --overwrite"):
+    with pytest.raises(InputError, match=r"E\.json exists; .* add --overwrite"):
         run(tmp_path / "missing.jsonl", "--column", "question", "--out", out)
     assert run(source, "--column", "question", "--dim", 4, "--out", out, "--overwrite") == 0
     with pytest.raises(InputError, match=r"E\.npy exists"):
@@ -73,11 +73,11 @@ def test_a_failed_write_leaves_the_old_files(source, tmp_path, monkeypatch):
     run(source, "--column", "question", "--dim", 4, "--out", out)
     before = out.read_bytes()
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    with pytest.raises(InputError, match="No space left"):
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(OSError, match="No space left"):
         run(source, "--column", "question", "--dim", 5, "--out", out, "--overwrite")
     assert out.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["E.json", "E.npy", "train.jsonl"]
@@ -86,7 +86,7 @@ def test_a_failed_write_leaves_the_old_files(source, tmp_path, monkeypatch):
 def test_never_writes_over_the_source(tmp_path):
     source = tmp_path / "data.json"
     source.write_text('{"q": "a b"}\n{"q": "c d"}\n')
-    with pytest.raises(InputError, match="would write over SOURCE"):
+    with pytest.raises(InputError, match="would write over its own source"):
         run(source, "--column", "q", "--out", tmp_path / "data.npy", "--overwrite")
 
 

@@ -1,0 +1,432 @@
+"""``sdo demo``: train a small model with and without SDO, and explain what happened; no download, no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sdo.cli.demo_summary import NAMES, summarise
+from sdo.embeddings import Embeddings
+from sdo.errors import InputError
+from sdo.organizer import SDO, Organizer, Uniform
+from sdo.wordproblems import Problem, generate
+
+if TYPE_CHECKING:
+    pass
+
+_SPOKEN = {"uniform": "uniform", "sdo": "SDO's"}
+MICRO_BATCH, MICRO_BATCHES = 4, 2
+BATCH = MICRO_BATCH * MICRO_BATCHES  # samples of one optimizer step, B
+K = 4
+EMBEDDING_DIM = 64
+# Short: after a long warm-up only the digits of the answers are left to learn, on which no two samples agree.
+WARM_UP_PART, WARM_UP_BATCH, WARM_UP_RATE = 4, 16, 2e-3
+RATE = 1e-3
+SAMPLE_EVERY = 2
+EVALUATIONS = 5  # after the one at the start
+_MANIFEST = "demo.json"
+_ENTRIES = ("train.jsonl", "held_out.jsonl", "embeddings.npy", *NAMES, "coherence", "summary.md")
+_MAX_SEED = 2**32 - 1
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the parser of ``sdo``."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="two short recorded trainings, uniform and SDO, explained",
+        description="Train a small model on made-up word problems, once with uniform batches and once with SDO's, "
+        "record both and compare their gradients. Needs no download and no GPU; one to two minutes on two cores. "
+        "Writes the data, both run folders (uniform, sdo), pictures and numbers (coherence) and summary.md.",
+        epilog="example: sdo demo --out demo",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for everything")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=240,
+        metavar="N",
+        help="steps of each training; a quarter as many warm the model up (default: 240)",
+    )
+    parser.add_argument(
+        "--problems",
+        type=int,
+        default=512,
+        metavar="N",
+        help="word problems to train on; a quarter as many are held out (default: 512)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of problems, model and batches (default: 0)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier demo in DIR")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train twice, compare, and say in plain words what came out.
+
+    Returns
+    -------
+    int
+        0, or 1 when a part of the comparison failed; it is named on standard error.
+
+    Raises
+    ------
+    InputError
+        For options out of range, packages that are missing, or a folder that holds other files; nothing has been
+        written or removed then.
+    """
+    _check_options(args)
+    folder = _Folder(args.out)
+    folder.check(overwrite=args.overwrite)
+    material = _Material.make(args.problems, args.seed)
+    say = _Clock()
+    say("loading torch and TRL")
+    _require_training()
+    with folder.claimed(), _quiet(), _one_thread():
+        return _demo(args, material, say)
+
+
+def _demo(args: argparse.Namespace, material: _Material, say: _Clock) -> int:
+    """Do the work of :func:`run` in a folder that is free."""
+    out: Path = args.out
+    say(f"writing {len(material.train)} word problems to train on and their embeddings")
+    embeddings = material.write(out, args.seed)
+    warm_up = max(2, args.steps // WARM_UP_PART)
+    say(f"warming the model up on other problems: {warm_up} steps, not recorded")
+    model, tokenizer = material.build(args.seed)
+    _train(model, tokenizer, material.warm_up, steps=warm_up, seed=args.seed)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    organizers: dict[str, Organizer] = {
+        "uniform": Uniform(embeddings, seed=args.seed),
+        "sdo": SDO(embeddings, k=K, seed=args.seed),
+    }
+    for name, organizer in organizers.items():
+        say(f"training with {_SPOKEN[name]} batches: {args.steps} steps, recorded in {out / name}")
+        model, tokenizer = material.build(args.seed)
+        model.load_state_dict(weights)
+        recording = _Recording(organizer, material.held_out, out / name)
+        _train(model, tokenizer, material.train, steps=args.steps, seed=args.seed, recording=recording)
+    say(f"comparing the gradients of both runs, in {out / 'coherence'}")
+    status = _compare(out)
+    setting = _setting(args, material, embeddings.dim, warm_up, model.num_parameters())
+    summary = summarise(out, material.families, setting)
+    (out / "summary.md").write_text(summary, encoding="utf-8")
+    say("done")
+    print(f"\n{summary}", end="")
+    return status
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    limits = (
+        ("--steps", args.steps, 2, 100_000),
+        ("--problems", args.problems, 2 * BATCH, 2_000),
+        ("--seed", args.seed, 0, _MAX_SEED),
+    )
+    for name, value, low, high in limits:
+        if not low <= value <= high:
+            raise InputError(f"{name} {value}: expected a whole number from {low} to {high}")
+
+
+def _require_training() -> None:
+    """Load what training needs, so that a missing package is said before anything is written."""
+    try:
+        import datasets  # noqa: F401 - loaded to see whether it is there
+        import trl  # noqa: F401
+        from transformers import Trainer  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"training needs {error.name}; mend: pip install 'sdo-toolkit[train]'") from error
+
+
+class _Clock:
+    """Prints one line a stage, with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __call__(self, what: str) -> None:
+        print(f"[{time.perf_counter() - self._start:4.0f} s] {what}", flush=True)
+
+
+# ---------------------------------------------------------------------- the folder
+
+
+class _Folder:
+    """The demo's folder. It lists its files in ``demo.json``, and removes those alone.
+
+    Parameters
+    ----------
+    out
+        The folder.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def check(self, *, overwrite: bool) -> None:
+        """Refuse a folder that is in use; nothing changes.
+
+        Raises
+        ------
+        InputError
+            If the folder holds files and may not be overwritten, or a name that the demo needs is taken by a file that
+            it did not write.
+        """
+        if self.out.exists() and not self.out.is_dir():
+            raise InputError(f"--out {self.out} is a file; expected a folder")
+        try:
+            in_use = self.out.is_dir() and any(self.out.iterdir())
+        except OSError as error:
+            raise InputError(f"cannot read {self.out}: {error.strerror}") from error
+        if in_use and not overwrite:
+            raise InputError(
+                f"--out {self.out} holds files; choose another folder, or add --overwrite to replace an earlier demo"
+            )
+        written = self._written()
+        foreign = [path for path in self._files() if path not in written]
+        if foreign:
+            raise InputError(
+                f"{foreign[0]} stands where the demo would write, and no earlier demo lists it as its own; expected "
+                f"{', '.join(_ENTRIES)} to be free in {self.out}; mend: choose another folder, or move the file"
+            )
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Remove what an earlier demo wrote, and list what is written now, even if it ends early."""
+        try:
+            self._remove()
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._list()
+        except OSError as error:
+            raise InputError(f"cannot write into {self.out}: {error.strerror}") from error
+        try:
+            yield
+        finally:
+            self._list()
+
+    def _files(self) -> list[Path]:
+        """Everything that is no folder under the names that the demo uses."""
+        found: list[Path] = []
+        for entry in (self.out / name for name in _ENTRIES):
+            if entry.is_symlink() or not entry.is_dir():
+                found += [entry] if entry.is_symlink() or entry.exists() else []
+            else:
+                found += [path for path in sorted(entry.rglob("*")) if path.is_symlink() or not path.is_dir()]
+        return found
+
+    def _written(self) -> set[Path]:
+        manifest = self.out / _MANIFEST
+        if not manifest.exists():
+            return set()
+        try:
+            content = json.loads(manifest.read_text(encoding="utf-8"))
+            if content["format"] != "sdo-demo":
+                raise ValueError
+            return {self.out / str(name) for name in content["files"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{manifest} is not the list of an earlier demo; choose another folder") from error
+
+    def _remove(self) -> None:
+        """Remove the listed files under the demo's names, then the empty folders there."""
+        written = self._written()
+        for path in self._files():
+            if path in written:
+                path.unlink()
+        for entry in (self.out / name for name in _ENTRIES):
+            if entry.is_dir():
+                for folder in sorted((path for path in entry.rglob("*") if path.is_dir()), reverse=True):
+                    folder.rmdir()
+                entry.rmdir()
+
+    def _list(self) -> None:
+        names = [path.relative_to(self.out).as_posix() for path in self._files()]
+        content = {"format": "sdo-demo", "format_version": 1, "files": names}
+        (self.out / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+# ---------------------------------------------------------------------- the material
+
+
+@dataclass(frozen=True)
+class _Material:
+    """Word problems in three parts that share no prompt."""
+
+    train: list[Problem]
+    held_out: list[Problem]
+    warm_up: list[Problem]
+
+    @classmethod
+    def make(cls, n: int, seed: int) -> _Material:
+        """Draw all at once: a prompt comes only once, so the parts cannot overlap."""
+        held_out = n // 4
+        problems = generate(n + held_out + 2 * n, seed=seed)
+        return cls(problems[:n], problems[n : n + held_out], problems[n + held_out :])
+
+    @property
+    def families(self) -> list[str]:
+        """The family of each problem to train on, by sample id."""
+        return [problem.family for problem in self.train]
+
+    def write(self, out: Path, seed: int) -> Embeddings:
+        """Write the problems and the embeddings of those to train on; row i belongs to line i."""
+        from sdo.encode import lsa
+
+        for name, problems in (("train.jsonl", self.train), ("held_out.jsonl", self.held_out)):
+            lines = [json.dumps({"sample_id": i, **vars(problem)}) for i, problem in enumerate(problems)]
+            (out / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        # With as many columns as problems, LSA would compress nothing.
+        rows = lsa([p.prompt for p in self.train], dim=min(EMBEDDING_DIM, len(self.train) // 2), seed=seed)
+        file = (out / "embeddings.npy").resolve()
+        np.save(file, rows, allow_pickle=False)
+        return Embeddings.read(file)
+
+    def build(self, seed: int) -> tuple[Any, Any]:
+        """Return the small model, with the same random weights at every call, and its tokenizer."""
+        from sdo.tinymodel import build
+
+        texts = [p.prompt + p.completion for p in (*self.train, *self.warm_up)]
+        return build(texts, seed=seed)
+
+
+# ---------------------------------------------------------------------- training
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """What makes a training an organised and recorded one."""
+
+    organizer: Organizer
+    held_out: list[Problem]
+    out: Path
+
+
+def _train(
+    model: Any,
+    tokenizer: Any,
+    problems: list[Problem],
+    *,
+    steps: int,
+    seed: int,
+    recording: _Recording | None = None,
+) -> None:
+    """Train with TRL's SFTTrainer on the CPU; recorded, evaluated and organised where asked for."""
+    from transformers import PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+
+    from diagnostics import GradientRecorder
+    from sdo.trl import attach
+
+    recorded = recording is not None
+    with tempfile.TemporaryDirectory(prefix="sdo-demo-") as scratch:
+        settings = SFTConfig(
+            output_dir=scratch,
+            max_steps=steps,
+            learning_rate=RATE if recorded else WARM_UP_RATE,
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=min(10, steps // 2),
+            per_device_train_batch_size=MICRO_BATCH if recorded else WARM_UP_BATCH,
+            gradient_accumulation_steps=MICRO_BATCHES if recorded else 1,
+            per_device_eval_batch_size=32,
+            eval_strategy="steps" if recorded else "no",
+            eval_steps=-(-steps // EVALUATIONS),
+            eval_on_start=recorded,
+            logging_steps=1,  # the recorder takes the total gradient norm from the trainer's log
+            seed=seed,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataloader_pin_memory=False,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = SFTTrainer(
+            model=model,
+            args=settings,
+            train_dataset=_dataset(problems),
+            eval_dataset=_dataset(recording.held_out) if recording is not None else None,
+            processing_class=tokenizer,
+        )
+        trainer.remove_callback(PrinterCallback)
+        if recording is None:
+            trainer.train()
+            return
+        handle = attach(trainer, recording.organizer)
+        trainer.add_callback(GradientRecorder(recording.out, sample_every=SAMPLE_EVERY))
+        trainer.train()
+        handle.detach()
+
+
+def _dataset(problems: Sequence[Problem]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(
+        {
+            "prompt": [problem.prompt for problem in problems],
+            "completion": [problem.completion for problem in problems],
+            "sample_id": list(range(len(problems))),
+        }
+    )
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on one thread: so small a model gains little from more, and on a busy machine they wait."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the progress bars of datasets, and one notice on an option that TRL sets by itself."""
+    import datasets
+
+    bars = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`gradient_checkpointing` is deprecated", category=FutureWarning)
+            yield
+    finally:
+        if bars:
+            datasets.enable_progress_bars()
+
+
+# ---------------------------------------------------------------------- comparing
+
+
+def _compare(out: Path) -> int:
+    """Run ``sdo coherence`` on both runs; its table is left out, since the summary holds its numbers."""
+    from sdo.cli import coherence
+
+    args = argparse.Namespace(
+        runs=[out / name for name in NAMES], out=out / "coherence", signal=None, smooth=None, overwrite=False
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        return coherence.run(args)
+
+
+def _setting(args: argparse.Namespace, material: _Material, dim: int, warm_up: int, parameters: int) -> str:
+    """Say what was trained, in one paragraph."""
+    return (
+        f"A language model with {parameters / 1e6:.1f} million parameters, made on the spot, was warmed up for "
+        f"{warm_up} steps and then trained twice from the same weights, with the same hyperparameters and the same "
+        f"seed ({args.seed}), for {args.steps} steps of {BATCH} samples: once with uniform batches (random "
+        f"permutations), once with SDO's (batches of neighbours in embedding, k = {K}). The data are "
+        f"{len(material.train)} made-up word problems of {len(set(material.families))} known families, embedded by "
+        f"LSA ({dim} columns), which does not see the families; {len(material.held_out)} other problems are held out."
+    )

@@ -1,0 +1,315 @@
+import contextlib
+import io
+import itertools
+import json
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from sdo.cli import demo, demo_summary
+from sdo.cli.main import main
+
+STEPS, PROBLEMS = 8, 48
+SMALL = ["--steps", str(STEPS), "--problems", str(PROBLEMS)]
+
+
+def call(*arguments):
+    """Run the command in this process; return its status, standard output and standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(["demo", *map(str, arguments)])
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """One small demo; the tests that read it leave it as it is."""
+    out = tmp_path_factory.mktemp("demo") / "new" / "demo"
+    return out, *call("--out", out, *SMALL)
+
+
+def table(folder):
+    parts = sorted(folder.glob("part-*.parquet"))
+    return list(itertools.chain.from_iterable(pq.ParquetFile(part).read().to_pylist() for part in parts))
+
+
+def problems(out):
+    return [json.loads(line) for line in (out / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def cells(summary):
+    """Return the table of the summary: label -> (uniform, sdo)."""
+    rows = [line.strip("|").split("|") for line in summary.splitlines() if line.startswith("| ")]
+    return {row[0].strip(): (row[1].strip(), row[2].strip()) for row in rows}
+
+
+def files(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_prints_stages_and_the_summary_and_nothing_else(made):
+    out, status, printed, err = made
+    assert status == 0
+    assert err == ""
+    stages, _, summary = printed.partition("\n\n")
+    assert [line[9:].split(":")[0].split(",")[0] for line in stages.splitlines()] == [
+        "loading torch and TRL",
+        "writing 48 word problems to train on and their embeddings",
+        "warming the model up on other problems",
+        "training with uniform batches",
+        "training with SDO's batches",
+        "comparing the gradients of both runs",
+        "done",
+    ]
+    assert all(line.startswith("[") and line[5:9] == " s] " for line in stages.splitlines())
+    assert summary == (out / "summary.md").read_text(encoding="utf-8")
+
+
+def test_both_runs_are_recorded_under_the_same_conditions(made):
+    out = made[0]
+    info = {name: json.loads((out / name / "run.json").read_text()) for name in demo.NAMES}
+    for name, one in info.items():
+        assert one["status"] == "finished"
+        assert one["organizer"]["name"] == name
+        assert set(one["signals"]) == {"weight", "hidden"}
+        assert one["sketch_check"]["weight"]["rmse"] < 0.1
+        assert len(table(out / name / "steps")) == STEPS
+        kinds = {row["kind"] for row in table(out / name / "gradients" / "hidden")}
+        assert kinds == {"step", "micro_batch", "sample"}
+        assert len({row["step"] for row in table(out / name / "evaluations")}) == 5
+        assert all(row["grad_norm"] > 0 for row in table(out / name / "steps"))
+    for part in ("trainer", "seeds", "model", "embeddings", "signals", "dataset"):
+        assert info["uniform"][part] == info["sdo"][part]
+    # The same weights at the start: the same losses before the first update.
+    first = [[row["score"] for row in table(out / n / "evaluations") if row["step"] == 0] for n in demo.NAMES]
+    assert len(first[0]) == PROBLEMS // 4
+    assert first[0] == first[1]
+
+
+def test_the_problems_match_the_embeddings_and_do_not_overlap(made):
+    out = made[0]
+    rows = problems(out)
+    held_out = [json.loads(line) for line in (out / "held_out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["sample_id"] for row in rows] == list(range(PROBLEMS))
+    assert np.load(out / "embeddings.npy").shape == (PROBLEMS, 24)
+    assert not {row["prompt"] for row in rows} & {row["prompt"] for row in held_out}
+
+
+def test_the_summary_says_what_the_files_hold(made):
+    out = made[0]
+    shown = cells((out / "summary.md").read_text(encoding="utf-8"))
+    families = [row["family"] for row in problems(out)]
+    rows = np.load(out / "embeddings.npy").astype(np.float64)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    report = json.loads((out / "coherence" / "coherence.json").read_text())
+    for column, name in enumerate(demo.NAMES):
+        value = {label: pair[column] for label, pair in shown.items()}
+        batches = [row["sample_ids"] for row in table(out / name / "steps")]
+        pairs = [list(itertools.combinations(ids, 2)) for ids in batches]
+        flat = [i for ids in batches for i in ids]
+        counts = [flat.count(i) for i in range(PROBLEMS)]
+        assert value["steps"] == str(STEPS)
+        assert value["distinct samples seen, of 48"] == str(len(set(flat)))
+        assert value["times a sample was seen"] == f"{min(counts)} to {max(counts)}"
+        cosine = np.mean([np.mean([unit[i] @ unit[j] for i, j in one]) for one in pairs])
+        assert float(value["embedding cosine within a batch"]) == pytest.approx(cosine, abs=6e-4)
+        same = np.mean([np.mean([families[i] == families[j] for i, j in one]) for one in pairs])
+        assert value["pairs of one family within a batch"] == f"{same:.1%}"
+        losses = table(out / name / "evaluations")
+        ends = [np.mean([row["score"] for row in losses if row["step"] == step]) for step in (0, STEPS)]
+        assert value["held-out loss, start -> end"] == f"{ends[0]:.3f} -> {ends[1]:.3f}"
+        sketches = [
+            np.array(row["sketch"]) for row in table(out / name / "gradients" / "hidden") if row["kind"] == "step"
+        ]
+        directions = [sketch / np.linalg.norm(sketch) for sketch in sketches]
+        mean = np.mean([a @ b for a, b in itertools.combinations(directions, 2)])
+        assert float(value["step coherence, hidden"]) == pytest.approx(mean, abs=6e-4)
+        batch = report["runs"][column]["signals"]["hidden"]["batch_coherence"]
+        assert value["batch coherence, hidden (samples)"] == f"{batch['mean']:.3f}"
+        assert batch["between"] == "samples"
+        assert value["recorder's share of step time"].endswith("%")
+
+
+def test_sdo_groups_the_families_and_uniform_does_not(made):
+    shown = cells((made[0] / "summary.md").read_text(encoding="utf-8"))
+    uniform, sdo = (float(value.rstrip("%")) for value in shown["pairs of one family within a batch"])
+    assert uniform < 20 < sdo
+
+
+def test_pictures_are_there_and_show_something(made):
+    out, _, printed, _ = made
+    for signal in ("weight", "hidden"):
+        for kind in ("step", "batch"):
+            path = out / "coherence" / f"{kind}-coherence-{signal}.png"
+            assert str(path) in printed
+            pixels = np.asarray(Image.open(path).convert("RGB"))
+            assert min(pixels.shape[:2]) > 300
+            # Neither blank nor a mere message in black and grey.
+            assert (np.ptp(pixels.astype(int), axis=2) > 60).sum() > 200
+
+
+def test_every_file_is_listed(made):
+    out = made[0]
+    listed = json.loads((out / "demo.json").read_text())["files"]
+    assert {out / name for name in listed} == {path for path in out.rglob("*") if path.is_file()} - {out / "demo.json"}
+
+
+def entry(cosine=0.1, step=0.1, batch=0.1):
+    step_values = {"mean": step, "lag_one": step, "sharing": step, "disjoint": None} if step is not None else None
+    signal = {"step_coherence": step_values, "batch_coherence": {"mean": batch}, "sketch_check": None}
+    signals = {"hidden": signal, "weight": signal}
+    return {"within_batch_embedding_cosine": cosine, "signals": signals, "recorder_share": None}
+
+
+def outcome(seen=(1, 1), held_out=(2.0, 1.0), **values):
+    return demo_summary.Outcome(entry(**values), 3, np.array(seen), 0.5, (0.3, None), held_out)
+
+
+@pytest.mark.parametrize(
+    ("sdo", "words"),
+    [
+        (outcome(), ("as alike", "agree as much", "steps agree as much", "SDO's is the same")),
+        (
+            outcome(cosine=0.2, step=0.2, batch=0.2, held_out=(2.0, 1.1)),
+            ("more alike", "agree more", "steps agree more", "SDO's is higher"),
+        ),
+        (
+            outcome(cosine=0.0, step=-0.2, batch=0.0, held_out=(2.0, 0.9)),
+            ("less alike", "agree less", "steps agree less", "SDO's is lower"),
+        ),
+        (
+            outcome(cosine=None, step=None, batch=None, held_out=(None, None)),
+            ("to an unknown degree", "agree to an unknown degree", "- against 0.100", "SDO's is not comparable"),
+        ),
+    ],
+)
+def test_the_words_follow_the_numbers(sdo, words):
+    texts = demo_summary._findings(outcome(), sdo, ["a", "a", "b"])
+    for text, word in zip(texts, words, strict=True):
+        assert word in text
+    assert "chance gives 33.3%" in texts[0]
+    assert "0.100 -> -" not in demo_summary._table(outcome(), sdo)
+
+
+def test_seen_samples_and_undefined_numbers_in_the_table():
+    sdo = outcome(seen=(0, 3, 2), cosine=None)
+    shown = cells(demo_summary._table(outcome(seen=(2, 2, 1)), sdo))
+    assert shown["distinct samples seen, of 3"] == ("3", "2")
+    assert shown["times a sample was seen"] == ("1 to 2", "0 to 3")
+    assert shown["embedding cosine within a batch"] == ("0.100", "-")
+    assert shown["error of a sketched cosine, weight: rms, largest"] == ("-, -", "-, -")
+    assert cells(demo_summary._table(outcome(step=-0.0001), sdo))["step coherence, hidden"][0] == "0.000"
+    assert outcome(seen=(2, 2)).times == "2"
+    assert "0 to 3 times (2 distinct samples) under SDO" in demo_summary._limits(outcome(), sdo)[-1]
+
+
+@pytest.mark.parametrize("sizes", [["--steps", "1"], ["--problems", "15"], ["--problems", "2001"], ["--seed", "-1"]])
+def test_refuses_options_out_of_range(sizes, tmp_path):
+    status, out, err = call("--out", tmp_path / "demo", *sizes)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"sdo demo: {sizes[0]} {sizes[1]}: expected a whole number from ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_refuses_a_folder_in_use(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    before = files(tmp_path)
+    status, out, err = call("--out", tmp_path)
+    assert (status, out) == (2, "")
+    assert "holds files" in err
+    assert "--overwrite" in err
+    status, _, err = call("--out", tmp_path / "notes.txt", "--overwrite")
+    assert status == 2
+    assert "is a file" in err
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("uniform/run.json", "{}", "run.json stands where the demo would write"),
+        ("summary.md", "mine", "summary.md stands where"),
+        ("coherence/deep/er.txt", "mine", "er.txt stands where"),
+        ("demo.json", '{"format": "other", "files": []}', "is not the list of an earlier demo"),
+        ("demo.json", "{", "is not the list of an earlier demo"),
+        ("demo.json", '{"format": "sdo-demo", "files": 3}', "is not the list of an earlier demo"),
+    ],
+)
+def test_overwrite_refuses_what_no_demo_wrote(name, content, says, tmp_path):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(content)
+    before = files(tmp_path)
+    status, out, err = call("--out", tmp_path, "--overwrite", *SMALL)
+    assert (status, out) == (2, "")
+    assert says in err
+    assert files(tmp_path) == before
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "run.json").write_text("{}")
+    out = tmp_path / "demo"
+    out.mkdir()
+    (out / "sdo").symlink_to(tmp_path / "elsewhere")
+    (out / "demo.json").write_text('{"format": "sdo-demo", "files": ["sdo/run.json", "../elsewhere/run.json"]}')
+    status, _, err = call("--out", out, "--overwrite", *SMALL)
+    assert status == 2
+    assert "stands where" in err
+    assert (tmp_path / "elsewhere" / "run.json").exists()
+
+
+def test_missing_packages_are_said_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    status, _, err = call("--out", tmp_path / "demo")
+    assert status == 2
+    assert err == "sdo demo: training needs trl; mend: pip install 'sdo-toolkit[train]'\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_early_end_leaves_a_folder_that_can_be_overwritten(tmp_path, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "_train", stop)
+    out = tmp_path / "demo"
+    assert call("--out", out, *SMALL)[0] == 130
+    assert json.loads((out / "demo.json").read_text())["files"] == ["train.jsonl", "held_out.jsonl", "embeddings.npy"]
+    folder = demo._Folder(out)
+    folder.check(overwrite=True)
+    with folder.claimed():
+        assert [path.name for path in out.iterdir()] == ["demo.json"]
+
+
+def test_a_failed_part_is_passed_on(tmp_path, monkeypatch):
+    # The slow parts are left out: this is about the status alone.
+    monkeypatch.setattr(demo, "_train", lambda *args, **kwargs: None)
+    monkeypatch.setattr(demo, "_compare", lambda out: 1)
+    monkeypatch.setattr(demo, "summarise", lambda *args: "words\n")
+    status, out, _ = call("--out", tmp_path / "demo", *SMALL)
+    assert status == 1
+    assert out.endswith("\n\nwords\n")
+
+
+# Last, since it changes what the module's tests read.
+def test_overwriting_gives_the_same_again_and_leaves_foreign_files(made):
+    out = made[0]
+    (out / "smooth").mkdir()
+    (out / "smooth" / "coherence.json").write_text("mine")
+    (out / "notes.txt").write_text("mine")
+    before = cells((out / "summary.md").read_text(encoding="utf-8"))
+    gradients = {name: table(out / name / "gradients" / "weight") for name in demo.NAMES}
+    losses = {name: table(out / name / "evaluations") for name in demo.NAMES}
+    assert call("--out", out, *SMALL, "--overwrite")[0] == 0
+    again = cells((out / "summary.md").read_text(encoding="utf-8"))
+    timing = "recorder's share of step time"
+    assert {k: v for k, v in again.items() if k != timing} == {k: v for k, v in before.items() if k != timing}
+    for name in demo.NAMES:
+        assert table(out / name / "gradients" / "weight") == gradients[name]
+        assert table(out / name / "evaluations") == losses[name]
+    assert (out / "smooth" / "coherence.json").read_text() == (out / "notes.txt").read_text() == "mine"
+    status, _, err = call("--out", out, *SMALL)
+    assert status == 2
+    assert "holds files" in err
