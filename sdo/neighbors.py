@@ -61,7 +61,10 @@ class CandidateLists:
         members = np.flatnonzero(valid)
         if len(members) > EXACT_LIMIT:
             inverted = InvertedLists.build(unit, valid)
-            lists, scores = inverted.candidates(_APPROXIMATE_LISTS_PER_NEIGHBOR * k)
+            width = _APPROXIMATE_LISTS_PER_NEIGHBOR * k
+            lists = np.full((len(unit), width), MISSING, dtype=np.int32)
+            scores = np.full((len(unit), width), -np.inf, dtype=np.float32)
+            lists[members], scores[members] = inverted.scan(members, valid, width)
             return cls(unit=unit, valid=valid, lists=lists, scores=scores, inverted=inverted)
         width = min(_LISTS_PER_NEIGHBOR * k, max(len(members) - 1, 0))
         lists = np.full((len(unit), width), MISSING, dtype=np.int32)

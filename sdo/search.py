@@ -122,9 +122,7 @@ def settle(
     within 2 bound of each other. Samples outside an incomplete list score no more than its last entry; where that entry
     is itself not below v - 2 bound, the row stays open.
     """
-    # At most d u whatever the order of summation (Higham, Accuracy and Stability of Numerical Algorithms, 3.1); 1 %
-    # covers second-order terms and norms that the grid left a little above one.
-    bound = 1.01 * left.shape[1] * 2.0**-24
+    bound = error_bound(left)
     settled = np.full((len(lists), k), MISSING, dtype=np.int64)
     rank = np.cumsum(inside, axis=1)
     kth = np.argmax(rank == k, axis=1)
@@ -158,6 +156,17 @@ def settle(
     ranked = np.take_along_axis(index, order, axis=1)
     settled[closed] = ranked[closed]
     return settled
+
+
+def error_bound(unit: NDArray[np.float32]) -> float:
+    """Return by how much a float32 dot product of two unit rows errs at most, whatever the order of summation.
+
+    Notes
+    -----
+    d u (Higham, Accuracy and Stability of Numerical Algorithms, 3.1); 1 % covers second-order terms and norms that the
+    grid left a little above one.
+    """
+    return float(1.01 * unit.shape[1] * 2.0**-24)
 
 
 def exact_dots(
