@@ -129,7 +129,7 @@ def test_end_to_end(here, capsys):
     assert found["organizer"]["fingerprint"] == plan.fingerprint
     assert found["embeddings"]["path"] == "E.npy"
     assert found["trainer"]["learning_rate"] == 1e-5
-    assert found["dataset"]["sample_id"] == "column 'sample_id'"
+    assert found["dataset"]["sample_id"] == "column 'sample_id', row of the embeddings"
     assert found["signals"]["weight"]["parameter"] == WEIGHT
     gradients = rows("gradients/weight")
     assert gradients.column("kind").to_pylist().count("step") == 6
