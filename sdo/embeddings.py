@@ -206,7 +206,8 @@ def unit_rows(rows: NDArray[np.floating]) -> tuple[NDArray[np.float32], NDArray[
     int64; square root and division are correctly rounded by IEEE 754. No step depends on an order of summation. The
     integer rounding moves a unit row by less than half of the final grid.
     """
-    wide = np.asarray(rows, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN: named later, as any other NaN
+        wide = np.asarray(rows, dtype=np.float64)
     finite: NDArray[np.bool_] = np.asarray(np.isfinite(wide).all(axis=1))
     wide = np.where(finite[:, None], wide, 0.0)
     peak = np.abs(wide).max(axis=1)

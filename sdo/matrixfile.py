@@ -91,9 +91,9 @@ def normalise_ids(ids: ArrayLike, rows: int, what: str) -> NDArray[Any]:
         Saying which rule is broken, and by which id.
     """
     if isinstance(ids, Sequence) and not isinstance(ids, str):
-        odd = next((i for i in ids if isinstance(i, bool) or not isinstance(i, str | int | np.integer)), None)
-        if odd is not None:
-            raise InputError(f"{what}: ids hold {odd!r:.60} ({type(odd).__name__}); expected integers or strings")
+        odd = [i for i in ids if isinstance(i, bool) or not isinstance(i, str | int | np.integer)]
+        if odd:
+            raise InputError(f"{what}: ids hold {odd[0]!r:.60} ({type(odd[0]).__name__}); expected integers or strings")
         if len({isinstance(i, str) for i in ids}) > 1:
             raise InputError(f"{what}: ids mix integers and strings; expected one kind; mend: write all as strings")
         texts = np.array(ids) if ids else np.empty(0, dtype=np.int64)
@@ -164,8 +164,9 @@ def _read_npy(file: Path) -> MatrixFile:
 
 def _read_npz(file: Path) -> MatrixFile:
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+        with file.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 raise InputError(f"embeddings {file} is a single array; expected an archive; mend: name it .npy")
             arrays = {name: archive[name] for name in archive.files}
     except InputError:

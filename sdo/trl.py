@@ -266,28 +266,30 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
 def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -> tuple[NDArray[np.int64], str]:
     """The embedding rows that a column names, by key or by number, and that in words."""
     n_samples, embeddings = organizer.n_samples, organizer.embeddings
-    unique, first = np.unique(column, return_index=True)
-    if len(unique) < len(column):
-        twice = int(np.setdiff1d(np.arange(len(column)), first)[0])
-        raise InputError(
-            f"column {id_column!r} holds {len(column) - len(unique)} repeated ids, the first {column[twice].item()!r} "
-            f"in row {twice}; expected each once"
-        )
     if embeddings is not None and embeddings.ids is not None:
         rows = embeddings.rows_of(column, f"column {id_column!r}")
-        return rows, f"row of the embeddings whose id is in column {id_column!r}"
-    if column.dtype.kind not in "iu":
+        source = f"row of the embeddings whose id is in column {id_column!r}"
+    elif column.dtype.kind in "iu":
+        rows, source = column.astype(np.int64), f"column {id_column!r}, row of the embeddings"
+    else:
         raise InputError(
             f"column {id_column!r} holds {column.dtype}; expected integers, the rows of the embeddings; "
             f"mend: dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built, or keep "
             "the ids with the embeddings: sdo embed --id-column"
+        )
+    unique, first = np.unique(rows, return_index=True)
+    if len(unique) < len(rows):
+        twice = int(np.setdiff1d(np.arange(len(rows)), first)[0])
+        raise InputError(
+            f"column {id_column!r} holds {len(rows) - len(unique)} repeated ids, the first {column[twice].item()!r} "
+            f"in row {twice}; expected each once"
         )
     if len(unique) and (unique[0] < 0 or unique[-1] >= n_samples):
         raise InputError(
             f"column {id_column!r} reaches from {unique[0]} to {unique[-1]}, but the embeddings have {n_samples} "
             f"rows; expected ids 0 to {n_samples - 1}; mend: embed the same dataset that is trained on"
         )
-    return column.astype(np.int64), f"column {id_column!r}, row of the embeddings"
+    return rows, source
 
 
 def _verify_checkpoint(state: Any, plan: Plan) -> None:

@@ -156,6 +156,30 @@ def test_the_command_line_lies_over_the_run_file(here):
     assert not (here / "run").exists()
 
 
+def test_a_column_of_keys_finds_the_rows_of_embeddings_with_ids(here, capsys):
+    keys = [f"p{i}" for i in range(N)]
+    np.savez("E.npz", embeddings=MATRIX[::-1], ids=np.array(keys[::-1]))
+    write_rows(Path("keyed.jsonl"), uid=keys)
+    organizer = {**ORGANIZER, "embeddings": "E.npz", "id_column": "uid"}
+    assert sft(dataset_name="keyed.jsonl", organizer=organizer, recorder=RECORDER) == 0
+    plan = SDO(MATRIX[::-1], k=2, seed=617).plan(4)
+    assert rows("steps").column("sample_ids").to_pylist() == plan.batches(0, 6).tolist()
+    assert info()["dataset"]["sample_id"] == "row of the embeddings whose id is in column 'uid'"
+    assert info()["embeddings"]["ids"] == "strings"
+    capsys.readouterr()
+    # Without the embeddings nothing says what the keys mean.
+    assert sft(dataset_name="keyed.jsonl", organizer={"name": "uniform", "id_column": "uid"}) == 2
+    assert "column 'uid' holds keys, and organizer.embeddings is missing" in capsys.readouterr().err
+
+
+def test_ids_that_no_column_names_leave_the_position(here, capsys):
+    np.savez("E.npz", embeddings=MATRIX, ids=np.arange(N)[::-1])  # would match positions, wrongly
+    assert sft(organizer={**ORGANIZER, "embeddings": "E.npz"}, recorder=RECORDER) == 0
+    assert "bring ids, the data have no column 'sample_id': row i of the data is taken" in capsys.readouterr().err
+    plan = SDO(MATRIX, k=2, seed=617).plan(4)
+    assert rows("steps").column("sample_ids").to_pylist() == plan.batches(0, 6).tolist()
+
+
 def test_everything_on_the_command_line(here):
     argv = [f"--{key}={value}" for key, value in BASE.items()]
     argv += ["--model_name_or_path", "model", "--dataset_name", "train.jsonl", "--output_dir", "out"]
