@@ -53,12 +53,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         description="Embed one column of a source: one row a text, float32, in the source's order. Beside the matrix\n"
         "goes a JSON file that says how it was made. Rows made before from the same texts, model and options are\n"
         "taken from a cache ($SDO_CACHE, or ~/.cache/sdo-toolkit/embeddings). With sentence-transformers the texts\n"
-        "are streamed, and a run that was killed continues when the same command is given again.",
-        epilog="examples:\n"
-        "  sdo embed train.jsonl --column question --out E.npy\n"
-        "  sdo embed train.parquet --column messages --role user --id-column uid --out E.npz \\\n"
-        "      --encoder sentence-transformers --model sentence-transformers/all-MiniLM-L6-v2\n"
-        "  sdo embed openai/gsm8k --config main --split train --column question --out E.safetensors",
+        "are streamed, and a run that was killed continues when the same command is given again. The shortest form:\n"
+        "sdo embed train.jsonl --column question --out E.npy",
+        epilog="example: sdo embed train.parquet --column messages --role user --id-column uid --out E.npz\n"
+        "    --encoder sentence-transformers --model sentence-transformers/all-MiniLM-L6-v2",
     )
     add = parser.add_argument
     add(

@@ -115,7 +115,7 @@ def test_embedding_commands_run(desk, tiny_bert, monkeypatch, capsys):
     by_model, from_hub = blocks("bash")[2].replace("\\\n", " ").splitlines()
     argv = by_model.replace("sentence-transformers/all-MiniLM-L6-v2", str(tiny_bert))
     assert main(shlex.split(argv)[1:]) == 0
-    assert (folder / "E.npz").is_file()
+    assert (folder / "chats.npz").is_file()
     # The tests have no network: the hub's data set is either in the cache, or missed in one line.
     capsys.readouterr()
     if main(shlex.split(from_hub)[1:]) != 0:
