@@ -160,9 +160,9 @@ def epoch_figures(plan: Plan, embeddings: Embeddings, *, organizer_seed: int, ep
 
 
 def _mean_cosine(embeddings: Embeddings, batches: np.ndarray[Any, np.dtype[np.int64]]) -> float | None:
-    if batches.shape[1] < 2:
-        return None
-    return float(within_batch_cosine(embeddings.unit, batches).mean())
+    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
+    defined = cosine[~np.isnan(cosine)]
+    return float(defined.mean()) if len(defined) else None
 
 
 def _organizer(args: argparse.Namespace, embeddings: Embeddings) -> Organizer:

@@ -172,10 +172,10 @@ def _read_embeddings(options: OrganizerOptions, path: str, rows: Rows) -> Embedd
 def _count_samples(options: OrganizerOptions, rows: Rows) -> int:
     """How many samples the ids of the data reach over, where no embeddings say so."""
     ids: list[Any] = list(rows.dataset[options.id_column])
-    if not all(isinstance(i, int) for i in ids):
+    if not all(isinstance(i, int) and i >= 0 for i in ids):
         raise InputError(
-            f"column {options.id_column!r} holds keys, and organizer.embeddings is missing; expected the embeddings "
-            "whose ids they are; mend: name the matrix, or another organizer.id_column"
+            f"column {options.id_column!r} holds other things than row numbers, and organizer.embeddings is missing; "
+            "expected integers from 0, or embeddings with these ids; mend: name the matrix or another id_column"
         )
     return 1 + int(max(ids))
 
@@ -388,7 +388,7 @@ def add_training_parser(
 
 @contextlib.contextmanager
 def plain_errors(model: str | None) -> Any:
-    """Turn the errors of a missing model into one line."""
+    """Turn the error of a model that is not there into one line."""
     try:
         yield
     except OSError as error:
