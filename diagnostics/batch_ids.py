@@ -57,11 +57,14 @@ class IdChannel:
         Where ids come from, in words.
     plan
         The plan that the trainer follows, or None.
+    trained
+        Its trained ledger, shape ``(n,)``, aligned with ``plan.ids``; kept by the organizer's callback, or None.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.source = "position in the prepared dataset"
         self.plan: Plan | None = None
+        self.trained: NDArray[np.int64] | None = None
         self._ids: NDArray[np.int64] | None = None
         self._last: BatchIds | None = None
         self._subscribers: list[Listener] = []

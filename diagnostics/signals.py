@@ -215,6 +215,7 @@ class HiddenTap:
 
     decoder: nn.Module
     sketch: GradientSketch
+    check: SketchCheck | None
     current: Callable[[], tuple[int, list[MicroBatch]]]
     clock: Callable[[], Any]
     _handles: list[Any] = field(default_factory=list)
@@ -228,6 +229,13 @@ class HiddenTap:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def check_step(self, step: int, micros: list[MicroBatch]) -> None:
+        """Compare the sketch of a step's vector with the vector; only vectors longer than a sketch need it."""
+        parts = [m.hidden.double().sum(dim=0) for m in micros if m.hidden is not None]
+        if self.check is not None and parts:
+            total = torch.stack(parts).sum(dim=0).float()
+            self.check.add(step, total, self.sketch.sketch(total))
 
     def _on_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         hidden = getattr(output, "last_hidden_state", None)

@@ -12,10 +12,11 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.launch import check_launch, no_ids_came
 from diagnostics.scaling import loss_scale, update_was_skipped
 from sdo.errors import InputError
 from sdo.organizer import Organizer
-from sdo.plan import Plan
+from sdo.plan import Plan, describe_difference
 from sdo.sampler import OrganizedSampler
 
 _STATE = "OrganizerCallback"
@@ -32,8 +33,10 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     organizer
         :class:`~sdo.SDO` or :class:`~sdo.Uniform`.
     id_column
-        Column of the training dataset that holds each row's id, which is its row in the embeddings. Without the column
-        the position serves, as long as preparing the dataset neither dropped nor shuffled anything.
+        Column of the training dataset that says which embedding row belongs to a sample: a key into the embeddings'
+        ids where they bring some, else the row's number. Without the column the position serves, as long as preparing
+        the dataset neither dropped nor shuffled anything. What plans and run folders call ``sample_id`` is always the
+        number of the embedding row.
 
     Returns
     -------
@@ -81,6 +84,7 @@ class Handle:
         self._channel.plan = plan
         self._channel.name_positions(dataset_ids, source)
         self._callback = OrganizerCallback(plan, self._channel, lambda: _step_samples(trainer))
+        self._channel.trained = self._callback.trained
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
         trainer._get_train_sampler = lambda *args, **kwargs: self.sampler
@@ -96,7 +100,7 @@ class Handle:
             return
         del self._trainer._get_train_sampler
         self._trainer.remove_callback(self._callback)
-        self._channel.plan = None
+        self._channel.plan = self._channel.trained = None
         self._channel.unsubscribe(self._callback.note_ids)
         self._trainer = None
 
@@ -120,6 +124,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._step_samples = step_samples
         self._ids: list[int] = []
         self._loss_scale = 1.0
+        self._skipped: list[int] = []
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
         channel.subscribe(self.note_ids)
 
@@ -128,8 +133,8 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._ids.extend(ids.sample_ids)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must remember: what the plan is a function of."""
-        return {"args": {}, "attributes": {"plan": self._plan.describe()}}
+        """Return what a checkpoint must remember: what the plan is a function of, and updates that did not happen."""
+        return {"args": {}, "attributes": {"plan": self._plan.describe(), "skipped_steps": list(self._skipped)}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
@@ -138,11 +143,12 @@ class OrganizerCallback(TrainerCallback, ExportableState):
                 f"one optimizer step now takes {self._step_samples()} samples; the plan was bound to "
                 f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
             )
+        self._skipped = []
         if state.global_step > 0:
-            _verify_checkpoint(state, self._plan)
-            self.trained = _count(self._plan, 0, state.global_step)
-        else:
-            self.trained = np.zeros(len(self._plan.ids), dtype=np.int64)
+            self._skipped = _verify_checkpoint(state, self._plan)
+        self.trained[:] = self._plan.counts(state.global_step)
+        for step in self._skipped:
+            self.trained[self._plan.positions(self._plan.batch(step))] -= 1
         self._channel.install(kwargs["train_dataloader"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -157,18 +163,17 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         """Compare what was trained with what was planned, then count it."""
         step = state.global_step - 1
         planned = self._plan.batch(step)
+        if not self._ids:
+            raise RuntimeError(f"step {step}: {no_ids_came()}")
         if sorted(self._ids) != sorted(planned.tolist()):
             raise RuntimeError(
                 f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(planned.tolist())}; "
                 "something else changed the data loader of this trainer"
             )
-        if not update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
-            self.trained[np.searchsorted(self._plan.ids, planned)] += 1
-
-
-def _count(plan: Plan, start: int, stop: int) -> NDArray[np.int64]:
-    ids = plan.batches(start, stop).ravel()
-    return np.bincount(np.searchsorted(plan.ids, ids), minlength=len(plan.ids))
+        if update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
+            self._skipped.append(step)
+        else:
+            self.trained[self._plan.positions(planned)] += 1
 
 
 def _step_samples(trainer: Trainer) -> int:
@@ -186,12 +191,7 @@ def _check_trainer(trainer: Any) -> None:
             "this trainer already has an organizer or another replaced sampler; expected none; "
             "mend: call detach() on the handle of the first attach"
         )
-    lineage = [cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl.")]
-    # The first one: TRL's own descendants of SFTTrainer make their data themselves.
-    if lineage and lineage[0].__name__ != "SFTTrainer":
-        raise InputError(
-            f"attach got a {lineage[0].__name__}; this version supports SFTTrainer and transformers.Trainer"
-        )
+    check_launch(type(trainer), getattr(trainer, "args", None), "SFTTrainer")
     args = trainer.args
     if trainer.train_dataset is None:
         raise InputError("the trainer has no train_dataset; expected the dataset that the embeddings belong to")
@@ -235,11 +235,6 @@ def _check_trainer(trainer: Any) -> None:
     for option, (is_set, why) in refused.items():
         if is_set:
             raise InputError(f"{option} is set; an organizer cannot work with it: {why}")
-    if trainer.accelerator.num_processes > 1 or args.n_gpu > 1:
-        raise InputError(
-            f"training runs on {max(trainer.accelerator.num_processes, args.n_gpu)} devices; this version organises "
-            "runs on one; mend: start one process and set CUDA_VISIBLE_DEVICES to one device"
-        )
 
 
 def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[NDArray[np.int64], str]:
@@ -247,22 +242,7 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
     dataset = trainer.train_dataset
     n_rows, n_samples = len(dataset), organizer.n_samples
     if id_column in (getattr(dataset, "column_names", None) or ()):
-        ids = np.asarray(dataset[id_column])
-        if ids.dtype.kind not in "iu":
-            raise InputError(
-                f"column {id_column!r} holds {ids.dtype}; expected integers, the rows of the embeddings; "
-                f"mend: dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built"
-            )
-        ids = ids.astype(np.int64)
-        unique = np.unique(ids)
-        if len(unique) < len(ids):
-            raise InputError(f"column {id_column!r} holds {len(ids) - len(unique)} repeated ids; expected each once")
-        if len(ids) and (unique[0] < 0 or unique[-1] >= n_samples):
-            raise InputError(
-                f"column {id_column!r} reaches from {unique[0]} to {unique[-1]}, but the embeddings have {n_samples} "
-                f"rows; expected ids 0 to {n_samples - 1}; mend: embed the same dataset that is trained on"
-            )
-        return ids, f"column {id_column!r}"
+        return _ids_of_column(np.asarray(dataset[id_column]), organizer, id_column)
     remedy = f"mend: dataset = dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built"
     if getattr(trainer.args, "shuffle_dataset", False):
         raise InputError(
@@ -276,24 +256,48 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
     return np.arange(n_rows), "position in the training dataset"
 
 
-def _verify_checkpoint(state: Any, plan: Plan) -> None:
-    """Refuse to continue a checkpoint under another plan, naming the first difference."""
+def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -> tuple[NDArray[np.int64], str]:
+    """The embedding rows that a column names, by key or by number, and that in words."""
+    n_samples, embeddings = organizer.n_samples, organizer.embeddings
+    if embeddings is not None and embeddings.ids is not None:
+        rows = embeddings.rows_of(column, f"column {id_column!r}")
+        source = f"row of the embeddings whose id is in column {id_column!r}"
+    elif column.dtype.kind in "iu":
+        rows, source = column.astype(np.int64), f"column {id_column!r}, row of the embeddings"
+    else:
+        raise InputError(
+            f"column {id_column!r} holds {column.dtype}; expected integers, the rows of the embeddings; "
+            f"mend: dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built, or keep "
+            "the ids with the embeddings: sdo embed --id-column"
+        )
+    unique, first = np.unique(rows, return_index=True)
+    if len(unique) < len(rows):
+        twice = int(np.setdiff1d(np.arange(len(rows)), first)[0])
+        raise InputError(
+            f"column {id_column!r} holds {len(rows) - len(unique)} repeated ids, the first {column[twice].item()!r} "
+            f"in row {twice}; expected each once"
+        )
+    if len(unique) and (unique[0] < 0 or unique[-1] >= n_samples):
+        raise InputError(
+            f"column {id_column!r} reaches from {unique[0]} to {unique[-1]}, but the embeddings have {n_samples} "
+            f"rows; expected ids 0 to {n_samples - 1}; mend: embed the same dataset that is trained on"
+        )
+    return rows, source
+
+
+def _verify_checkpoint(state: Any, plan: Plan) -> list[int]:
+    """Refuse to continue a checkpoint under another plan, naming the first difference; return its skipped steps."""
     entry = state.stateful_callbacks.get(_STATE)
     if not entry:
         raise InputError(
             f"the checkpoint at step {state.global_step} was written without an organizer; expected one that followed "
             "this plan; mend: start a new run, or resume without attach"
         )
-    saved: dict[str, Any] = entry["attributes"]["plan"]
-    now = plan.describe()
-    for name in ("name", "batch_size", "n_samples", "samples", "embeddings", "plan_version", "options"):
-        if saved.get(name) == now[name]:
-            continue
-        old, new = saved.get(name), now[name]
-        if name == "options" and isinstance(old, dict):
-            name = next(key for key in {**old, **new} if old.get(key) != new.get(key))
-            old, new = old.get(name), new.get(name)
+    difference = describe_difference(entry["attributes"]["plan"], plan.describe())
+    if difference is not None:
         raise InputError(
-            f"the checkpoint at step {state.global_step} was written with {name} = {old}, this run has {new}; expected "
-            "the same, since the batches would differ; mend: use the same organizer, or start a new run"
+            f"the checkpoint at step {state.global_step} was written under another plan: {difference}; expected the "
+            "same, since the batches would differ; mend: use the same organizer, or start a new run"
         )
+    skipped: list[int] = entry["attributes"].get("skipped_steps", [])
+    return [step for step in skipped if step < state.global_step]

@@ -30,7 +30,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --k 4 --delta-tau 2 --retain 0.2 "
         "--seed 617 --out PLAN.parquet",
     )
-    parser.add_argument("--embeddings", required=True, metavar="E.npy", help="matrix (N, d), one row a sample")
+    parser.add_argument(
+        "--embeddings",
+        required=True,
+        metavar="E.npy",
+        help="matrix (N, d), one row a sample: .npy, .npz or .safetensors",
+    )
     parser.add_argument("--batch-size", required=True, type=int, metavar="B", help="samples per optimizer step")
     parser.add_argument("--epochs", type=int, default=4, help="organizer epochs to plan (default: 4)")
     parser.add_argument("--organizer", choices=["sdo", "uniform"], default="sdo", help="(default: sdo)")
@@ -155,9 +160,9 @@ def epoch_figures(plan: Plan, embeddings: Embeddings, *, organizer_seed: int, ep
 
 
 def _mean_cosine(embeddings: Embeddings, batches: np.ndarray[Any, np.dtype[np.int64]]) -> float | None:
-    if batches.shape[1] < 2:
-        return None
-    return float(within_batch_cosine(embeddings.unit, batches).mean())
+    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
+    defined = cosine[~np.isnan(cosine)]
+    return float(defined.mean()) if len(defined) else None
 
 
 def _organizer(args: argparse.Namespace, embeddings: Embeddings) -> Organizer:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         import transformers
-        from transformers import AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
         from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, get_peft_config
     except ImportError as error:
         raise InputError(f"training needs {error.name}; mend: pip install 'sdo-toolkit[train]'") from error
@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
     # TRL moved the option from ModelConfig to the trainer's own arguments.
     trusted = any(bool(getattr(part, "trust_remote_code", False)) for part in (sft, model))
     with plain_errors(model.model_name_or_path):
-        tokenizer = AutoTokenizer.from_pretrained(
-            model.model_name_or_path, revision=model.model_revision, trust_remote_code=trusted
-        )
+        options_of_model = {"revision": model.model_revision, "trust_remote_code": trusted}
+        AutoConfig.from_pretrained(model.model_name_or_path, **options_of_model)
+        tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **options_of_model)
     train_rows = as_samples(rows.dataset, data, tokenizer, id_column=id_column, what="the training dataset")
     eval_rows = None
     if str(getattr(sft.eval_strategy, "value", sft.eval_strategy)) != "no":
@@ -77,13 +77,12 @@ def run(args: argparse.Namespace) -> int:
         "dtype": model.dtype,
         **(sft.model_init_kwargs or {}),
     }
-    with plain_errors(model.model_name_or_path):
-        trainer = SFTTrainer(
-            model=model.model_name_or_path,
-            args=sft,
-            train_dataset=train_rows,
-            eval_dataset=eval_rows,
-            processing_class=tokenizer,
-            peft_config=get_peft_config(model),
-        )
+    trainer = SFTTrainer(
+        model=model.model_name_or_path,
+        args=sft,
+        train_dataset=train_rows,
+        eval_dataset=eval_rows,
+        processing_class=tokenizer,
+        peft_config=get_peft_config(model),
+    )
     return train(trainer, organizer, options, resume)

@@ -24,7 +24,7 @@ from trl import DPOTrainer, GRPOTrainer, RewardTrainer, SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
 from diagnostics.batch_ids import _channels
-from sdo import SDO, InputError, OrganizedSampler, Uniform, attach
+from sdo import SDO, Embeddings, InputError, OrganizedSampler, Uniform, attach
 from sdo.tinymodel import build
 
 N, FIRST = 22, 20
@@ -352,6 +352,48 @@ def test_another_name_for_the_column(make):
     assert trainer.probe.batches == sdo().plan(2).batches(0, 7).tolist()
 
 
+KEYS = [f"q{(7 * i) % N:02d}" for i in range(N)]
+
+
+@pytest.mark.parametrize("keys", [KEYS, [100 + (7 * i) % N for i in range(N)]], ids=["strings", "integers"])
+def test_keys_find_their_rows_in_the_embeddings_ids(make, tmp_path, keys):
+    embeddings = Embeddings.from_array(MATRIX, ids=keys)
+    rows = without_ids(dataset(SHUFFLED)).add_column("uid", [keys[i] for i in SHUFFLED])
+    trainer = make(rows)
+    handle = attach(trainer, SDO(embeddings, k=3, seed=7), id_column="uid")
+    trainer.add_callback(GradientRecorder(tmp_path / "run", signals=["hidden"]))
+    trainer.train()
+    expected = SDO(MATRIX, k=3, seed=7).plan(2)
+    assert handle.plan.fingerprint == expected.fingerprint
+    assert trainer.probe.batches == expected.batches(0, 7).tolist()
+    found = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert found["dataset"]["sample_id"] == "row of the embeddings whose id is in column 'uid'"
+    assert found["embeddings"]["ids"] == ("strings" if keys is KEYS else "integers")
+    steps = pq.read_table(tmp_path / "run" / "steps", partitioning=None)
+    assert steps.column("sample_ids").to_pylist() == expected.batches(0, 7).tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (["q99", *KEYS[1:]], r"column 'sample_id': 'q99' \(row 0\) is not among the 22 ids"),
+        ([KEYS[1], *KEYS[1:]], r"holds 1 repeated ids, the first 'q07' in row 1"),
+        (list(range(N)), "column 'sample_id' hold integers, the ids of the embeddings are strings"),
+    ],
+)
+def test_wrong_keys_are_refused(make, column, message):
+    trainer = make(without_ids().add_column("sample_id", column))
+    with pytest.raises(InputError, match=message):
+        attach(trainer, SDO(Embeddings.from_array(MATRIX, ids=KEYS), seed=7))
+
+
+def test_ids_without_a_column_leave_the_position(make):
+    trainer = make(without_ids())
+    attach(trainer, Uniform(Embeddings.from_array(MATRIX, ids=KEYS), seed=7))
+    trainer.train()
+    assert trainer.probe.batches == Uniform(N, seed=7).plan(2).batches(0, 7).tolist()
+
+
 def masked(*hidden):
     """Rows of which some are wholly masked: TRL drops these when it prepares the dataset."""
     labels = [[-100] * len(row) if i in hidden else row for i, row in enumerate(ROWS)]
@@ -457,7 +499,7 @@ def test_options_that_would_break_the_plan_are_refused(make, changes, message):
 def test_trainers_of_other_methods_are_refused_by_name(cls):
     # Not initialised: the class decides before anything else is looked at, and setting one up costs seconds.
     for kind in (cls, type("Mine", (cls,), {"__module__": "train"})):
-        with pytest.raises(InputError, match=rf"attach got a {cls.__name__}; this version supports SFTTrainer"):
+        with pytest.raises(InputError, match=rf"got a {cls.__name__}; this version supports SFTTrainer"):
             attach(object.__new__(kind), sdo())
     with pytest.raises(InputError, match="attach got a list; expected a transformers or TRL trainer"):
         attach([], sdo())
@@ -804,7 +846,7 @@ def test_stopped_and_resumed_twice_in_one_folder(tmp_path, tokenizer, whole):
         seen += trainer.probe.batches
         (last,) = (tmp_path / "out").glob("checkpoint-*")
         saved = json.loads((last / "trainer_state.json").read_text())["stateful_callbacks"][STATE]
-        assert saved == {"args": {}, "attributes": {"plan": sdo().plan(4).describe()}}
+        assert saved == {"args": {}, "attributes": {"plan": sdo().plan(4).describe(), "skipped_steps": []}}
     assert seen == whole.trainer.probe.batches
     assert trainer.handle.trained.tolist() == whole.handle.trained.tolist()
     assert same_weights(trainer.model, whole.trainer.model)
@@ -813,14 +855,14 @@ def test_stopped_and_resumed_twice_in_one_folder(tmp_path, tokenizer, whole):
 @pytest.mark.parametrize(
     ("organizer", "changes", "message"),
     [
-        (sdo(k=3), {}, "written with k = 2, this run has 3"),
-        (sdo(seed=618), {}, "written with seed = 617, this run has 618"),
-        (sdo(visit="anchor"), {}, "written with visit = cover, this run has anchor"),
-        (sdo(exposure=False), {}, "written with exposure = True, this run has False"),
-        (SDO(MATRIX + 1, k=2, seed=617), {}, "written with embeddings = "),
-        (Uniform(MATRIX, seed=617), {}, "written with name = sdo, this run has uniform"),
-        (sdo(), {"per_device_train_batch_size": 3}, "written with batch_size = 4, this run has 6"),
-        (sdo(), {"rows": dataset(range(N - 1))}, "written with n_samples = 22, this run has 21"),
+        (sdo(k=3), {}, "under another plan: k = 2 then and 3 now"),
+        (sdo(seed=618), {}, "under another plan: seed = 617 then and 618 now"),
+        (sdo(visit="anchor"), {}, "under another plan: visit = cover then and anchor now"),
+        (sdo(exposure=False), {}, "under another plan: exposure = True then and False now"),
+        (SDO(MATRIX + 1, k=2, seed=617), {}, "under another plan: embeddings = "),
+        (Uniform(MATRIX, seed=617), {}, "under another plan: name = sdo then and uniform now"),
+        (sdo(), {"per_device_train_batch_size": 3}, "under another plan: batch_size = 4 then and 6 now"),
+        (sdo(), {"rows": dataset(range(N - 1))}, "under another plan: n_samples = 22 then and 21 now"),
     ],
     ids=["k", "seed", "visit", "exposure", "embeddings", "organizer", "batch size", "rows"],
 )
