@@ -1,9 +1,10 @@
 """Neighbours of many samples against plain faiss: time, recall and memory, each method in a process of its own.
 
-Run: ``python -m benchmarks.neighbors_speed 100000`` or ``… 1000000`` (the latter takes most of an hour). Rows are made to
-look like sentence embeddings of one domain: a common direction (mean cosine about 0.35), 400 topics of 12 sub-topics
-whose sizes fall off, and noise whose spectrum falls off as 1/i^0.42 in amplitude. MiniLM's embeddings of GSM8K have the
-same mean cosine, and similar nearest-neighbour cosines at 6,796 rows.
+Run: ``python -m benchmarks.neighbors_speed 100000`` or ``… 1000000`` (the latter takes most of an hour).
+
+Rows are made to look like sentence embeddings of one domain: a common direction (mean cosine about 0.35), 400 topics of
+12 sub-topics whose sizes fall off, and noise whose spectrum falls off as 1/i^0.42 in amplitude. MiniLM's embeddings of
+GSM8K have the same mean cosine, and similar nearest-neighbour cosines at 6,796 rows.
 """
 
 from __future__ import annotations

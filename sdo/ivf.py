@@ -1,9 +1,9 @@
 """Approximate neighbours for many samples: inverted lists whose every decision is exact, and so the same everywhere.
 
 Spherical k-means groups the samples; a sample's neighbours are looked for in the groups nearest to it. Which rows are
-looked at is decided by exact arithmetic alone: sums of numbers on the 2**-24 grid do not round in float64, centroids are
-put back on the grid, and what lies within the error of the float32 search is settled exactly. The result is approximate
-in that a neighbour in a group that was not looked into is missed, never in that it depends on the machine.
+looked at is decided by exact arithmetic alone: sums of numbers on the 2**-24 grid do not round in float64, centroids
+are put back on the grid, and what lies within the error of the float32 search is settled exactly. The result is
+approximate in that a neighbour in a group that was not looked into is missed, never in that it depends on the machine.
 """
 
 from __future__ import annotations
