@@ -244,7 +244,7 @@ def batch_coherence_series(
     of
         Whose gradients are compared, for the axis label: ``"samples"`` or ``"micro-batches"``.
     window
-        Defined steps in the centred running mean, cut at the ends; by default a twentieth of them, 7 at
+        Defined steps in the centred running mean, cut at the ends; by default a twentieth of them, 3 at
         least.
     title
         Drawn as it is.
