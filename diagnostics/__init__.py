@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from diagnostics.recorder import GradientRecorder
+from diagnostics.scalars import log_scalars
 
-__all__ = ["GradientRecorder"]
+__all__ = ["GradientRecorder", "log_scalars"]

@@ -23,7 +23,7 @@ from diagnostics.runlog import RunLog, StepRow, check_free
 from diagnostics.scaling import loss_scale, update_was_skipped
 from diagnostics.signals import HiddenTap, MicroBatch, WeightTap, find_decoder, find_weight
 from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
-from diagnostics.step_rows import hidden_rows, weight_rows
+from diagnostics.step_rows import hidden_rows, sample_coherence, weight_rows
 from sdo.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Recording:
         except BaseException:
             recording.release()
             raise
+        recording._channel.scalars.clear()
         recording._channel.subscribe(recording._begin_micro_batch)
         recording._channel.install(loader)
         for tap in taps.values():
@@ -203,6 +204,9 @@ class Recording:
             rows = hidden_rows(self._step, self._micros, self._hidden.sketch, norm_state, with_samples)
             for row, sketch in rows:
                 self.log.add_gradient("hidden", row, sketch)
+            coherence = sample_coherence(self._micros) if with_samples else None
+            if coherence is not None:
+                self._channel.scalars.add("batch_coherence", coherence)
 
     def _write_pending(self) -> None:
         if self._pending is None:

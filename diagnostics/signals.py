@@ -7,7 +7,6 @@ module.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from torch import nn
 
 from diagnostics.batch_ids import BatchIds
 from diagnostics.losses import SampleLosses
+from diagnostics.names import adapter_names, resolve_name
 from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
 from sdo.errors import InputError
 
@@ -89,12 +89,14 @@ def find_weight(model: nn.Module, name: str | None = None) -> NamedWeight:
     model
         The model in training.
     name
-        A parameter's full name; by default the last trainable matrix in the model's own order.
+        A parameter's name, with or without what wrappers add to it (see :func:`diagnostics.names.plain_name`); by
+        default the last trainable matrix in the model's own order, which under LoRA is one of the adapter's.
 
     Raises
     ------
     InputError
-        If there is no such parameter, or it is frozen; the nearest trainable names are listed.
+        If there is no such parameter, several match, or it is frozen; the matches or the nearest trainable names are
+        listed.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     trainable = {n: p for n, p in named.items() if p.requires_grad}
@@ -106,12 +108,8 @@ def find_weight(model: nn.Module, name: str | None = None) -> NamedWeight:
         if not own:
             raise InputError("the model has no trainable matrix; expected one; mend: signals=['hidden']")
         name = own[-1]
-    if name not in named:
-        raise InputError(f"there is no parameter {name!r}; nearest trainable names: {_nearest(name, trainable)}")
-    if name not in trainable:
-        raise InputError(
-            f"parameter {name!r} is frozen and gets no gradient; nearest trainable names: {_nearest(name, trainable)}"
-        )
+    else:
+        name = resolve_name(name, list(named), list(trainable), adapter_names(model))
     tied = tuple(n for n, p in named.items() if p is named[name] and n != name)
     return NamedWeight(name=name, parameter=named[name], tied=tied)
 
@@ -138,11 +136,6 @@ def find_decoder(model: nn.Module) -> tuple[nn.Module, int]:
             "expected a causal language model of transformers; mend: signals=['weight']"
         )
     return decoder, int(unwrapped.config.get_text_config().hidden_size)
-
-
-def _nearest(name: str, known: dict[str, Any], count: int = 3) -> str:
-    close = difflib.get_close_matches(name, known, n=count, cutoff=0.3)
-    return ", ".join(close or list(known)[-count:])
 
 
 @dataclass(eq=False)

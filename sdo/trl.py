@@ -12,7 +12,9 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
+from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
 from sdo.organizer import Organizer
 from sdo.plan import Plan
@@ -48,7 +50,8 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     Notes
     -----
     One optimizer step trains exactly one batch of ``per_device_train_batch_size * gradient_accumulation_steps``
-    samples. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own epochs run on underneath.
+    samples. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own epochs run on underneath. The
+    trainer's log carries ``sdo/…`` figures, see :func:`diagnostics.log_scalars`.
     """
     _check_trainer(trainer)
     dataset_ids, source = _dataset_ids(trainer, organizer, id_column)
@@ -84,6 +87,7 @@ class Handle:
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
         trainer._get_train_sampler = lambda *args, **kwargs: self.sampler
+        self._log = log_scalars(trainer)
 
     @property
     def trained(self) -> NDArray[np.int64]:
@@ -96,6 +100,7 @@ class Handle:
             return
         del self._trainer._get_train_sampler
         self._trainer.remove_callback(self._callback)
+        self._log.detach()
         self._channel.plan = None
         self._channel.unsubscribe(self._callback.note_ids)
         self._trainer = None
@@ -143,6 +148,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             self.trained = _count(self._plan, 0, state.global_step)
         else:
             self.trained = np.zeros(len(self._plan.ids), dtype=np.int64)
+        self._channel.scalars.clear()
         self._channel.install(kwargs["train_dataloader"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -164,6 +170,13 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             )
         if not update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
             self.trained[np.searchsorted(self._plan.ids, planned)] += 1
+        self._note_scalars(planned)
+
+    def _note_scalars(self, batch: NDArray[np.int64]) -> None:
+        scalars, embeddings = self._channel.scalars, self._plan.organizer.embeddings
+        scalars.put("coverage", float((self.trained > 0).mean()))
+        if embeddings is not None and len(batch) > 1:
+            scalars.add("within_batch_cosine", float(within_batch_cosine(embeddings.unit, batch[None])[0]))
 
 
 def _count(plan: Plan, start: int, stop: int) -> NDArray[np.int64]:
