@@ -21,8 +21,8 @@ from diagnostics.losses import SampleLosses, sample_losses
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow, check_free
 from diagnostics.scaling import loss_scale, update_was_skipped
-from diagnostics.signals import HiddenTap, MicroBatch, WeightTap, find_decoder, find_weight
-from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
+from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
+from diagnostics.sketch import SketchCheck, exact_norm
 from diagnostics.step_rows import hidden_rows, sample_coherence, weight_rows
 from sdo.errors import InputError
 
@@ -61,8 +61,10 @@ class Recording:
         self._held_out_seen = 0
         self._forward_hook: Any = None
         self.log: RunLog
-        self._weight = self._make_weight_tap(model) if "weight" in options.signals else None
-        self._hidden = self._make_hidden_tap(model) if "hidden" in options.signals else None
+        k, shared = options.sketch_size, (self._current, self._clock)
+        wanted = options.signals
+        self._weight = WeightTap.of(model, options.weight, k, *shared, SketchCheck()) if "weight" in wanted else None
+        self._hidden = HiddenTap.of(model, k, *shared) if "hidden" in wanted else None
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
         self._trained: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -90,12 +92,7 @@ class Recording:
         InputError
             As :class:`~diagnostics.GradientRecorder` says.
         """
-        dataset = getattr(loader, "dataset", None)
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise InputError(
-                "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
-                "mend: load it without streaming"
-            )
+        require_positions(getattr(loader, "dataset", None))
         recording = cls(options, model, state.global_step)
         taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
         try:
@@ -242,14 +239,10 @@ class Recording:
                 "the first step brought no sample ids; expected them with each batch. The data loader or the model was "
                 "replaced after training began, or the model's forward was called without its hooks"
             )
-        silent = {
-            "weight": "its parameter got no gradient in backward: the loss does not reach it, or it is sharded",
-            "hidden": "the decoder's output was not part of the loss, or gradients were disabled",
-        }
         for signal in self._options.signals:
             if all(getattr(micro, signal) is None for micro in self._micros):
                 self.release()
-                raise RuntimeError(f"signal {signal!r} did not fire in the first step: {silent[signal]}")
+                raise RuntimeError(f"signal {signal!r} did not fire in the first step: {SILENT[signal]}")
 
     # ------------------------------------------------------------------ evaluations
 
@@ -339,21 +332,6 @@ class Recording:
         if self._weight is not None and "weight" in self.log.info.get("sketch_check", {}):
             self._weight.check = None  # the first steps were checked before
 
-    def _make_weight_tap(self, model: nn.Module) -> WeightTap:
-        weight = find_weight(model, self._options.weight)
-        return WeightTap(
-            weight=weight,
-            sketch=GradientSketch(tuple(weight.parameter.shape), k=self._options.sketch_size),
-            check=SketchCheck(),
-            current=self._current,
-            clock=self._clock,
-        )
-
-    def _make_hidden_tap(self, model: nn.Module) -> HiddenTap:
-        decoder, width = find_decoder(model)
-        sketch = GradientSketch((width,), k=self._options.sketch_size)
-        return HiddenTap(decoder=decoder, sketch=sketch, current=self._current, clock=self._clock)
-
     def _current(self) -> tuple[int, list[MicroBatch]]:
         return self._step, self._micros
 
@@ -365,6 +343,15 @@ class Recording:
             yield
         finally:
             self._seconds += time.perf_counter() - started
+
+
+def require_positions(dataset: Any) -> None:
+    """Refuse an iterable training dataset, whose rows have no positions to be known by."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise InputError(
+            "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
+            "mend: load it without streaming"
+        )
 
 
 def _goes_in_order(loader: Any) -> bool:

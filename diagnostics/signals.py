@@ -22,6 +22,11 @@ from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
 from sdo.errors import InputError
 
 SIGNALS = ("weight", "hidden")
+# Why a signal can stay silent.
+SILENT = {
+    "weight": "its parameter got no gradient in backward: the loss does not reach it, or it is sharded",
+    "hidden": "the decoder's output was not part of the loss, or gradients were disabled",
+}
 
 
 @dataclass(eq=False)
@@ -60,6 +65,10 @@ class MicroBatch:
             counts: list[int] = self.losses.tokens.tolist()
             return counts
         return list(self.ids.tokens or [0] * len(self.ids.sample_ids))
+
+
+Current = Callable[[], tuple[int, list[MicroBatch]]]  # the step under way and its micro-batches so far
+Clock = Callable[[], Any]  # a context that counts the time spent in it
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,10 +160,19 @@ class WeightTap:
     weight: NamedWeight
     sketch: GradientSketch
     check: SketchCheck | None
-    current: Callable[[], tuple[int, list[MicroBatch]]]
-    clock: Callable[[], Any]
+    current: Current
+    clock: Clock
     step_norm: float | None = None
     _handles: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, name: str | None, k: int, current: Current, clock: Clock, check: SketchCheck | None
+    ) -> WeightTap:
+        """Make the tap of a parameter, as :func:`find_weight` finds it, with sketches of length k."""
+        weight = find_weight(model, name)
+        sketch = GradientSketch(tuple(weight.parameter.shape), k=k)
+        return cls(weight=weight, sketch=sketch, check=check, current=current, clock=clock)
 
     def register(self) -> None:
         """Hook the parameter."""
@@ -208,9 +226,15 @@ class HiddenTap:
 
     decoder: nn.Module
     sketch: GradientSketch
-    current: Callable[[], tuple[int, list[MicroBatch]]]
-    clock: Callable[[], Any]
+    current: Current
+    clock: Clock
     _handles: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: nn.Module, k: int, current: Current, clock: Clock) -> HiddenTap:
+        """Make the tap of a model, as :func:`find_decoder` finds it, with sketches of length k."""
+        decoder, width = find_decoder(model)
+        return cls(decoder=decoder, sketch=GradientSketch((width,), k=k), current=current, clock=clock)
 
     def register(self) -> None:
         """Hook the decoder."""

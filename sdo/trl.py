@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,8 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     samples. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own epochs run on underneath. The
     trainer's log carries ``sdo/…`` figures, see :func:`diagnostics.log_scalars`.
     """
-    _check_trainer(trainer)
+    for refusal in _refusals(trainer):
+        raise InputError(refusal)
     dataset_ids, source = _dataset_ids(trainer, organizer, id_column)
     plan = organizer.plan(_step_samples(trainer), rows=dataset_ids)
     return Handle(trainer, plan, dataset_ids, source)
@@ -190,31 +191,65 @@ def _step_samples(trainer: Trainer) -> int:
     return int(args.train_batch_size) * int(args.gradient_accumulation_steps)
 
 
-def _check_trainer(trainer: Any) -> None:
-    """Refuse, by name, what is not supported."""
+def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id") -> list[str]:
+    """Return every reason why :func:`attach` would refuse, each with its remedy; nothing is changed.
+
+    Parameters
+    ----------
+    trainer, organizer, id_column
+        As for :func:`attach`.
+    """
+    found = list(_refusals(trainer))
+    if not found:  # the rows of a trainer that is refused anyway, packed for instance, would only confuse
+        try:
+            dataset_ids, _ = _dataset_ids(trainer, organizer, id_column)
+            organizer.plan(_step_samples(trainer), rows=dataset_ids)
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+def _is_map_style(dataset: Any) -> bool:
+    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return sized and not isinstance(dataset, IterableDataset)
+
+
+def _refusals(trainer: Any) -> Iterator[str]:
+    """Yield, by name, what is not supported."""
     if not isinstance(trainer, Trainer):
-        raise InputError(f"attach got a {type(trainer).__name__}; expected a transformers or TRL trainer")
+        yield f"attach got a {type(trainer).__name__}; expected a transformers or TRL trainer"
+        return
     if "_get_train_sampler" in vars(trainer):
-        raise InputError(
+        yield (
             "this trainer already has an organizer or another replaced sampler; expected none; "
             "mend: call detach() on the handle of the first attach"
         )
     lineage = [cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl.")]
     # The first one: TRL's own descendants of SFTTrainer make their data themselves.
     if lineage and lineage[0].__name__ != "SFTTrainer":
-        raise InputError(
-            f"attach got a {lineage[0].__name__}; this version supports SFTTrainer and transformers.Trainer"
-        )
-    args = trainer.args
+        yield f"attach got a {lineage[0].__name__}; this version supports SFTTrainer and transformers.Trainer"
+        return
     if trainer.train_dataset is None:
-        raise InputError("the trainer has no train_dataset; expected the dataset that the embeddings belong to")
-    map_style = hasattr(trainer.train_dataset, "__len__") and hasattr(trainer.train_dataset, "__getitem__")
-    if not map_style or isinstance(trainer.train_dataset, IterableDataset):
-        raise InputError(
+        yield "the trainer has no train_dataset; expected the dataset that the embeddings belong to"
+    elif not _is_map_style(trainer.train_dataset):
+        yield (
             "the training dataset is iterable; expected a map-style dataset, whose rows can be asked for in any "
             "order; mend: load it without streaming"
         )
-    refused = {
+    for option, (is_set, why) in _refused_options(trainer).items():
+        if is_set:
+            yield f"{option} is set; an organizer cannot work with it: {why}"
+    if trainer.accelerator.num_processes > 1 or trainer.args.n_gpu > 1:
+        yield (
+            f"training runs on {max(trainer.accelerator.num_processes, trainer.args.n_gpu)} devices; this version "
+            "organises runs on one; mend: start one process and set CUDA_VISIBLE_DEVICES to one device"
+        )
+
+
+def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
+    """Return for each option whether it is set, why that cannot be, and the remedy."""
+    args = trainer.args
+    return {
         "packing": (getattr(args, "packing", False), "a packed row mixes samples; mend: packing=False"),
         "auto_find_batch_size": (
             getattr(args, "auto_find_batch_size", False),
@@ -245,14 +280,6 @@ def _check_trainer(trainer: Any) -> None:
             "it would compete with the organizer; mend: leave it 'random'",
         ),
     }
-    for option, (is_set, why) in refused.items():
-        if is_set:
-            raise InputError(f"{option} is set; an organizer cannot work with it: {why}")
-    if trainer.accelerator.num_processes > 1 or args.n_gpu > 1:
-        raise InputError(
-            f"training runs on {max(trainer.accelerator.num_processes, args.n_gpu)} devices; this version organises "
-            "runs on one; mend: start one process and set CUDA_VISIBLE_DEVICES to one device"
-        )
 
 
 def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[NDArray[np.int64], str]:
