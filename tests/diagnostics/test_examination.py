@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 
 import numpy as np
 import pytest
@@ -70,64 +69,6 @@ def test_the_micro_step_is_the_first_rows_of_the_first_batch(kit, runs, name, tm
     for finding in diagnosis.signals:
         gradient = kit.sum_of(samples, "hidden" if finding.name == "hidden" else finding.parameter)
         assert finding.norm == pytest.approx(float(gradient.norm()), rel=1e-5)
-
-
-def state_of(recorded):
-    trainer, model = recorded.trainer, recorded.trainer.model
-    return {
-        "attributes": sorted(vars(trainer)),
-        "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
-        "tokens": trainer._total_train_tokens,
-        "hooks": recorded.hooks(),
-        "open": model in _channels,
-        "modes": [module.training for module in model.modules()],
-        "gradients": [parameter.grad for parameter in model.parameters()],
-        "loaders": len(trainer.accelerator._dataloaders),
-        "checkpointing": [getattr(module, "gradient_checkpointing", None) for module in model.modules()],
-        "random": (random.random(), np.random.rand(), torch.rand(1).item()),  # noqa: NPY002
-        "optimizer": trainer.optimizer,
-        "history": list(trainer.state.log_history),
-    }
-
-
-@pytest.mark.parametrize("name", ["fused", "tied", "reentrant", "lora_not_reentrant"])
-def test_the_trainer_is_left_as_it_was(kit, runs, name, tmp_path):
-    recorded = fresh(kit, runs, name, tmp_path)
-    files = sorted(tmp_path.rglob("*"))
-    states = []
-    for examined in (False, True):
-        random.seed(1)
-        np.random.seed(1)  # noqa: NPY002
-        torch.manual_seed(1)
-        if examined:
-            assert doctor(recorded.trainer).ok
-        states.append(state_of(recorded))
-    assert states[0] == states[1]
-    assert sorted(tmp_path.rglob("*")) == files
-
-
-@pytest.mark.parametrize("name", ["fused", "lora_not_reentrant", "right"])
-def test_training_after_it_is_training_without_it(kit, runs, name, tmp_path):
-    recorded = fresh(kit, runs, name, tmp_path)
-    doctor(recorded.trainer)
-    recorded.train()
-    assert recorded.steps == runs(name).steps
-    for found, expected in zip(recorded.weights, runs(name).weights, strict=True):
-        assert all(torch.equal(found[key], expected[key]) for key in expected)
-    timed = ("runtime", "per_second")
-    logs = [
-        [(step, {k: v for k, v in entry.items() if not k.endswith(timed)}) for step, entry in run.logs]
-        for run in (recorded, runs(name))
-    ]
-    assert logs[0] == logs[1]
-
-
-def test_gradients_that_were_there_stay(kit, runs, tmp_path):
-    recorded = fresh(kit, runs, "fused", tmp_path)
-    for parameter in recorded.trainer.model.parameters():
-        parameter.grad = torch.full_like(parameter, 2.0)
-    assert doctor(recorded.trainer).ok
-    assert all(bool((p.grad == 2.0).all()) for p in recorded.trainer.model.parameters())
 
 
 def test_a_zero_gradient_at_the_first_step_is_no_refusal(kit, runs, tmp_path):
