@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # The stamp carries the hash of what was installed, so that a second call installs nothing.
-STAMP  := $(VENV)/installed-$(shell cat constraints.txt pyproject.toml | sha256sum | cut -c1-16)
+HASH   := $(shell $(PYTHON) -c 'import hashlib; print(hashlib.sha256(b"".join(open(f, "rb").read() for f in ("constraints.txt", "pyproject.toml"))).hexdigest()[:16])')
+STAMP  := $(VENV)/installed-$(HASH)
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
@@ -23,7 +24,7 @@ $(STAMP): constraints.txt pyproject.toml
 	@rm -f $(VENV)/installed-* && touch $@
 
 demo: $(STAMP)
-	$(BIN)/sdo demo --out demo
+	$(BIN)/sdo demo --out demo --overwrite
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -9,7 +9,7 @@ from analysis.estimates import Estimate
 from analysis.units import as_matrix, lengths, unit_rows
 
 
-def gram(
+def gram_matrix(
     sketch: ArrayLike, norm: ArrayLike | None = None, defined: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float64]:
     """Return the Gram matrix K_ij = <g_i, g_j> of the gradients of one step.

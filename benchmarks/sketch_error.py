@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -91,13 +92,13 @@ def print_errors(device: torch.device, seeds: int) -> None:
             print(f"{k:6d} {sketcher.kind:>16} {rmse:8.4f} {worst:8.4f} {1 / math.sqrt(k):10.4f}")
 
 
-def main() -> None:
-    """Run both parts."""
+def main(argv: list[str] | None = None) -> None:
+    """Run both parts with the options in ``argv``, by default none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=8, help="hash seeds the errors are taken over")
-    args = parser.parse_args()
+    args = parser.parse_args(argv or [])
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     print_times(device)
@@ -105,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -97,6 +97,8 @@ class IdChannel:
         Where ids come from, in words.
     plan
         The plan that the trainer follows, or None.
+    trained
+        Its trained ledger, shape ``(n,)``, aligned with ``plan.ids``; kept by the organizer's callback, or None.
     scalars
         Figures of the latest steps, for :func:`diagnostics.log_scalars`.
     """
@@ -104,6 +106,7 @@ class IdChannel:
     def __init__(self, model: nn.Module) -> None:
         self.source = "position in the prepared dataset"
         self.plan: Plan | None = None
+        self.trained: NDArray[np.int64] | None = None
         self.scalars = StepScalars()
         self._ids: NDArray[np.int64] | None = None
         self._last: BatchIds | None = None

@@ -10,11 +10,12 @@ from typing import Any
 from diagnostics.batch_ids import IdChannel
 from diagnostics.diagnosis import Diagnosis, SignalFinding
 from diagnostics.forecast import Shape, forecast
+from diagnostics.launch import check_launch, no_ids_came
 from diagnostics.recorder import GradientRecorder
 from diagnostics.recording import require_positions
 from diagnostics.runlog import check_free
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
-from diagnostics.sketch import SketchCheck, exact_norm
+from diagnostics.sketch import exact_norm
 from diagnostics.trial import MicroStep, run_micro_step, untouched
 from sdo.errors import InputError
 from sdo.figures import epoch_figures
@@ -89,7 +90,7 @@ class _Examination:
         self._schedule: _Schedule | None = None
         k, shared = recorder.sketch_size, (lambda: (0, self._micros), _no_clock)
         if "weight" in recorder.signals:
-            tap = self.attempt(lambda: WeightTap.of(trainer.model, recorder.weight, k, *shared, None))
+            tap = self.attempt(lambda: WeightTap.of(trainer.model, recorder.weight, k, *shared))
             self._taps.update({"weight": tap} if tap is not None else {})
         if "hidden" in recorder.signals:
             other = self.attempt(lambda: HiddenTap.of(trainer.model, k, *shared))
@@ -106,6 +107,8 @@ class _Examination:
     def micro_step(self, rows: int) -> None:
         """Run forward and backward on the first rows of the first batch."""
         before = len(self._refused)
+        args = self._trainer.args
+        self.attempt(lambda: check_launch(type(args), args, "SFTConfig"))
         self.attempt(lambda: require_positions(self._trainer.train_dataset))
         if len(self._refused) > before:
             return
@@ -125,10 +128,7 @@ class _Examination:
         """Put everything together."""
         findings = tuple(self._finding(name, tap) for name, tap in self._taps.items())
         if self._step is not None and not self._micros:
-            self._refused.append(
-                "the micro-step brought no sample ids: the model's forward was called without its hooks; "
-                "expected the trainer to call the model itself"
-            )
+            self._refused.append(no_ids_came())
         elif self._step is not None:
             self._refused += [f"signal {f.name!r} does not fire: {SILENT[f.name]}" for f in findings if not f.fires]
         model, schedule = self._trainer.model, self._schedule
@@ -164,11 +164,10 @@ class _Examination:
             norm = float(micro.weight.double().norm()) if micro.weight_norm is None else micro.weight_norm
         elif micro is not None and isinstance(tap, HiddenTap) and micro.hidden is not None:
             fires, norm = True, exact_norm(micro.hidden.double().sum(dim=0))
-        copies = size = 0
+        size = math.prod(tap.sketch.shape) * 4  # a summed row of `hidden` is float32
         if isinstance(tap, WeightTap):
-            parameter = tap.weight.parameter
-            size = parameter.numel() * parameter.element_size()
-            copies = SketchCheck().copies(size)
+            size = tap.weight.parameter.numel() * tap.weight.parameter.element_size()
+        copies = 0 if tap.check is None else tap.check.copies(size)
         return SignalFinding(
             name=name,
             fires=fires,

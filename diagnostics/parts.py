@@ -45,8 +45,8 @@ EXPOSURE = _schema("organizer_epoch int64, sample_id int64, planned int64, train
 EVALUATIONS = _schema("step int64, name string, sample_id int64, score float64?")
 
 
-def write_atomically(target: Path, write: Callable[[Any], object]) -> None:
-    """Write under a temporary name, sync, rename: the target is the old file or the whole new one."""
+def write_durably(target: Path, write: Callable[[Any], object]) -> None:
+    """Write under a temporary name, sync, rename: after a power cut too, the target is the old file or the new one."""
     temporary = target.with_name(f".{target.name}.tmp")
     with temporary.open("wb") as file:
         write(file)
@@ -69,9 +69,7 @@ def write_table(target: Path, table: pa.Table) -> None:
     if "sketch" in table.column_names:
         compression[_parquet_path(table.schema.field("sketch"))] = "none"
     dictionary = [name for name in ("kind", "norm_state", "reason", "name") if name in table.column_names]
-    write_atomically(
-        target, lambda file: pq.write_table(table, file, compression=compression, use_dictionary=dictionary)
-    )
+    write_durably(target, lambda file: pq.write_table(table, file, compression=compression, use_dictionary=dictionary))
 
 
 def _parquet_path(field: pa.Field) -> str:
@@ -124,6 +122,16 @@ def truncate(folder: Path, step: int) -> None:
         renamed = folder / _part_name(part.name[: part.name.index(f"{first:08d}-{last:08d}")], kept)
         if not renamed.exists():
             part.rename(renamed)
+
+
+def drop_evaluation(folder: Path, step: int, name: str) -> None:
+    """Drop the rows of one evaluation, which is about to be written again."""
+    for first, last, part in list_parts(folder):
+        if first <= step <= last:
+            table = read_part(part)
+            kept = table.filter(pc.invert(pc.and_(pc.equal(table["step"], step), pc.equal(table["name"], name))))
+            if kept.num_rows < table.num_rows:
+                write_table(part, kept)
 
 
 def check_steps(folder: Path, first: int, step: int) -> dict[int | None, int]:

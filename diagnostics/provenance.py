@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
+import os
 import platform
 import sys
 from typing import Any
@@ -63,7 +65,7 @@ def describe_run(
         "embeddings": None
         if embeddings is None
         else {
-            "path": embeddings.path,
+            "path": None if embeddings.path is None else os.path.abspath(embeddings.path),
             "fingerprint": embeddings.fingerprint,
             "rows": len(embeddings),
             "dim": embeddings.dim,
@@ -81,13 +83,14 @@ def describe_run(
             "fingerprint": getattr(dataset, "_fingerprint", None),
             "sample_id": channel.source,
         },
+        "evaluations": {"sample_id": "position in the evaluation dataset"},
         "trainer": {
             "train_batch_size": args.train_batch_size,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             "max_steps": state.max_steps,
             "learning_rate": args.learning_rate,
             "lr_scheduler_type": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
-            "max_grad_norm": args.max_grad_norm,
+            "max_grad_norm": _finite(args.max_grad_norm),
             "bf16": args.bf16,
             "fp16": args.fp16,
             "gradient_checkpointing": args.gradient_checkpointing,
@@ -95,6 +98,11 @@ def describe_run(
         "seeds": {"seed": args.seed, "data_seed": args.data_seed},
         "versions": versions(),
     }
+
+
+def _finite(value: float | None) -> float | str | None:
+    """JSON has no infinity; "no limit" is written as a word."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def versions() -> dict[str, str]:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from diagnostics.recording import Recording
+from diagnostics.runlog import RunLog
 from diagnostics.signals import SIGNALS
 from sdo.errors import InputError
 
 
-class GradientRecorder(TrainerCallback):
+class GradientRecorder(TrainerCallback, ExportableState):
     """Records the gradients of a training run, with the samples that made them and what came of it.
 
     Parameters
@@ -70,12 +72,29 @@ class GradientRecorder(TrainerCallback):
         self.sketch_size = sketch_size
         self.evaluations = evaluations
         self._recording: Recording | None = None
+        self._log: RunLog | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must remember: which run it belongs to.
+
+        transformers asks for it just before it writes a checkpoint's state, so everything is flushed here: a checkpoint
+        that can be resumed never knows more steps than the run folder.
+        """
+        names = ("out", "signals", "weight", "sample_every", "sketch_size", "evaluations")
+        options = {name: getattr(self, name) for name in names}
+        if self._recording is not None:
+            self._recording.flush()
+        run_id = None if self._log is None else self._log.info.get("run_id")
+        return {"args": {**options, "out": str(self.out)}, "attributes": {"run_id": run_id}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Resolve the signals, open the run folder and hook the model; nothing is written if anything is wrong."""
         if self._recording is not None:
             self._recording.release()
         self._recording = Recording.start(self, args, state, kwargs["model"], kwargs["train_dataloader"])
+        self._log = self._recording.log
+        # A checkpoint written without a recorder has no entry, and transformers fails on that at the next save.
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start collecting a step."""
@@ -90,7 +109,7 @@ class GradientRecorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the step's gradients; its own row waits for what the trainer logs about it."""
         if self._recording is not None:
-            self._recording.end_step(float(state.epoch), kwargs.get("optimizer"))
+            self._recording.end_step(float(state.epoch))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Take the total gradient norm, where the trainer logs it for one step."""
@@ -109,11 +128,6 @@ class GradientRecorder(TrainerCallback):
         """Forget a prediction's forward passes; they are no evaluation."""
         if self._recording is not None:
             self._recording.forget_evaluation()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Flush, so that a checkpoint never knows more steps than the run folder."""
-        if self._recording is not None:
-            self._recording.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is left and let go of the model."""
@@ -138,8 +152,19 @@ class GradientRecorder(TrainerCallback):
         Raises
         ------
         RuntimeError
-            Outside training, when the run folder is closed.
+            Before training, when there is no run folder yet.
         """
+        if self._log is None:
+            raise RuntimeError("log_evaluation was called before training; there is no run folder yet")
+        self._log.add_evaluation(step, name, np.asarray(sample_ids, np.int64), np.asarray(scores, np.float64))
         if self._recording is None:
-            raise RuntimeError("log_evaluation was called outside training; the run folder is closed")
-        self._recording.log.add_evaluation(step, name, np.asarray(sample_ids, np.int64), np.asarray(scores, np.float64))
+            self._log.flush()
+
+    def close(self) -> None:
+        """Write what is left and let go of the model, after training that ended by an error or an interrupt.
+
+        Training that ends well does so itself. A second call changes nothing.
+        """
+        if self._recording is not None:
+            self._recording.close(self._recording.steps_done, "failed")
+            self._recording = None

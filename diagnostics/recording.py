@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.launch import check_launch, no_ids_came
 from diagnostics.losses import SampleLosses, sample_losses
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow, check_free
-from diagnostics.scaling import loss_scale, update_was_skipped
+from diagnostics.scaling import loss_scale
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
-from diagnostics.sketch import SketchCheck, exact_norm
+from diagnostics.sketch import exact_norm
 from diagnostics.step_rows import hidden_rows, sample_coherence, weight_rows
 from sdo.errors import InputError
+from sdo.plan import describe_difference
 
 if TYPE_CHECKING:
     from diagnostics.recorder import GradientRecorder
@@ -44,33 +45,30 @@ class Recording:
         The run folder.
     """
 
-    def __init__(self, options: GradientRecorder, model: nn.Module, first_step: int) -> None:
+    def __init__(self, options: GradientRecorder, model: nn.Module, first_step: int, max_grad_norm: float) -> None:
         self._options = options
+        self._max_grad_norm = max_grad_norm
         self._first_step = first_step
         self._micros: list[MicroBatch] = []
         self._step = first_step
         self._seconds = 0.0  # spent by the recorder itself
-        self._seconds_before_step = 0.0
+        self._seconds_at_start = 0.0
+        self._seconds_in_rows = 0.0
         self._step_started = 0.0
         self._pending: dict[str, Any] | None = None  # the row of the step that the trainer has not logged yet
         self._clipped: bool | None = None
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
-        self._totals = {"seconds": 0.0, "step_seconds": 0.0}
         self._held_out: list[tuple[int, float]] = []
         self._held_out_seen = 0
         self._forward_hook: Any = None
         self.log: RunLog
         k, shared = options.sketch_size, (self._current, self._clock)
         wanted = options.signals
-        self._weight = WeightTap.of(model, options.weight, k, *shared, SketchCheck()) if "weight" in wanted else None
+        self._weight = WeightTap.of(model, options.weight, k, *shared) if "weight" in wanted else None
         self._hidden = HiddenTap.of(model, k, *shared) if "hidden" in wanted else None
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
-        self._trained: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        if self._plan is not None:
-            seen = np.searchsorted(self._plan.ids, self._plan.batches(0, first_step).ravel())
-            self._trained = np.bincount(seen, minlength=len(self._plan.ids))
 
     @classmethod
     def start(cls, options: GradientRecorder, args: Any, state: Any, model: nn.Module, loader: Any) -> Recording:
@@ -92,12 +90,13 @@ class Recording:
         InputError
             As :class:`~diagnostics.GradientRecorder` says.
         """
+        check_launch(type(args), args, "SFTConfig")
         require_positions(getattr(loader, "dataset", None))
-        recording = cls(options, model, state.global_step)
+        recording = cls(options, model, state.global_step, float(args.max_grad_norm or 0))
         taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
         try:
             info = describe_run(args, state, model, loader, recording._channel, taps)
-            recording._open_log(info)
+            recording._open_log(info, _run_of_checkpoint(state))
         except BaseException:
             recording.release()
             raise
@@ -108,6 +107,11 @@ class Recording:
             tap.register()
         recording._forward_hook = model.register_forward_hook(recording._after_forward, with_kwargs=True)
         return recording
+
+    @property
+    def steps_done(self) -> int:
+        """Number of updates so far."""
+        return self._step + 1 if self._pending is not None else self._step
 
     def release(self) -> None:
         """Let go of the model; what was not flushed is lost."""
@@ -128,7 +132,7 @@ class Recording:
             self.log.maybe_flush()
         self._step = step
         self._micros = []
-        self._seconds_before_step = self._seconds
+        self._seconds_at_start = self._seconds
         self._step_started = time.perf_counter()
 
     def before_update(self, optimizer: Any) -> None:
@@ -144,18 +148,15 @@ class Recording:
                     raw = self._weight.step_norm / self._loss_scale
                     self._clipped = exact_norm(grad) < raw * (1 - _CLIP_TOLERANCE)
 
-    def end_step(self, trainer_epoch: float, optimizer: Any) -> None:
+    def end_step(self, trainer_epoch: float) -> None:
         """Write the step's gradients and keep its row until the trainer has logged.
 
         Parameters
         ----------
         trainer_epoch
             The trainer's epoch after the update, a fraction.
-        optimizer
-            As accelerate prepared it. An update that it skipped trained nobody.
         """
-        own_so_far = self._seconds - self._seconds_before_step
-        seconds = time.perf_counter() - self._step_started - own_so_far
+        seconds = time.perf_counter() - self._step_started - (self._seconds - self._seconds_at_start)
         with self._clock():
             if self._step == self._first_step:
                 self._require_signals()
@@ -177,15 +178,17 @@ class Recording:
                 "sample_ids": ids,
             }
             self._write_gradients()
-            if self._plan is not None and not update_was_skipped(optimizer, self._loss_scale):
-                np.add.at(self._trained, np.searchsorted(self._plan.ids, ids), 1)
             self._micros = []
-        self._pending["recorder_seconds"] = self._seconds - self._seconds_before_step
+        # All of the recorder's time since the last row, so that flushes and evaluations are in a row too.
+        self._pending["recorder_seconds"] = self._seconds - self._seconds_in_rows
+        self._seconds_in_rows = self._seconds
 
     def note_grad_norm(self, step: int, norm: float) -> None:
         """Put the total gradient norm before clipping, as the trainer logged it, into the step's row."""
         if self._pending is not None and self._pending["step"] == step:
             self._pending["grad_norm"] = norm
+            if self._pending["clipped"] is None:
+                self._pending["clipped"] = 0 < self._max_grad_norm < norm
 
     def _write_gradients(self) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
@@ -193,8 +196,6 @@ class Recording:
             for row, sketch in weight_rows(self._step, self._micros, self._weight.step_norm, norm_state):
                 self.log.add_gradient("weight", row, sketch)
             self._weight.step_norm = None
-            if self._weight.check is not None and self._weight.check.done:
-                self._write_info()
         if self._hidden is not None:
             every = self._options.sample_every
             with_samples = every > 0 and self._step % every == 0
@@ -204,14 +205,17 @@ class Recording:
             coherence = sample_coherence(self._micros) if with_samples else None
             if coherence is not None:
                 self._channel.scalars.add("batch_coherence", coherence)
+            if self._hidden.check is not None:
+                self._hidden.check_step(self._step, self._micros)
+        checks = [tap.check for tap in (self._weight, self._hidden) if tap is not None and tap.check is not None]
+        if checks and all(check.done for check in checks):
+            self._write_checks()
 
     def _write_pending(self) -> None:
         if self._pending is None:
             return
         row, self._pending = StepRow(**self._pending), None
         self.log.add_step(row)
-        self._totals["seconds"] += row.recorder_seconds
-        self._totals["step_seconds"] += row.seconds
         if self._plan is not None:
             epoch = self._plan.epoch_of(row.step)
             if row.step == epoch.first_step + epoch.steps - 1:
@@ -235,10 +239,8 @@ class Recording:
     def _require_signals(self) -> None:
         """After the first step every signal must have fired; silence is never written as zeros."""
         if not self._micros:
-            raise RuntimeError(
-                "the first step brought no sample ids; expected them with each batch. The data loader or the model was "
-                "replaced after training began, or the model's forward was called without its hooks"
-            )
+            self.release()
+            raise RuntimeError(f"step {self._step}: {no_ids_came()}")
         for signal in self._options.signals:
             if all(getattr(micro, signal) is None for micro in self._micros):
                 self.release()
@@ -269,10 +271,10 @@ class Recording:
             nobody could tell whose losses they are.
         """
         with self._clock():
-            if self._held_out and not _goes_in_order(loader):
+            if self._held_out and not _goes_in_order(loader, self._held_out_seen):
                 warnings.warn(
-                    "the evaluation's rows were reordered, so its losses per sample are not recorded; mend: "
-                    "train_sampling_strategy='random'",
+                    "the evaluation did not go through its rows once and in order, so its losses per sample are not "
+                    "recorded; mend: train_sampling_strategy='random', and no other forward passes while it runs",
                     stacklevel=2,
                 )
             elif self._held_out:
@@ -292,45 +294,71 @@ class Recording:
             self._write_pending()
             self.log.flush()
 
-    def close(self, global_step: int) -> None:
-        """Write what is left, the exposure of an unfinished organizer epoch included, and let go of the model."""
+    def close(self, global_step: int, status: str = "finished") -> None:
+        """Write what is left, the exposure of an unfinished organizer epoch included, and let go of the model.
+
+        Parameters
+        ----------
+        global_step
+            Number of updates.
+        status
+            ``"finished"``, or ``"failed"`` where training ended by an error.
+        """
         self._write_pending()
-        self._write_info()
+        self._write_checks()
         if self._plan is not None and global_step > 0:
             epoch = self._plan.epoch_of(global_step - 1)
             if global_step < epoch.first_step + epoch.steps:
                 self._write_exposure(epoch.organizer_epoch)
-        self.log.close()
+        self.log.close(status)
         self.release()
 
     def _write_exposure(self, organizer_epoch: int) -> None:
-        if self._plan is None:
+        if self._plan is None or self._channel.trained is None:
             return
         epoch, ids = self._plan.epoch(organizer_epoch), self._plan.ids
-        self.log.add_exposure(organizer_epoch, ids, epoch.exposure, self._trained.copy(), np.isin(ids, epoch.pool))
+        trained = self._channel.trained.copy()
+        self.log.add_exposure(organizer_epoch, ids, epoch.exposure, trained, np.isin(ids, epoch.pool))
 
-    def _write_info(self) -> None:
-        """Write how far sketched cosines were from exact ones, and what recording has cost so far."""
-        changes: dict[str, Any] = {"recorder": dict(self._totals)}
-        if self._weight is not None and self._weight.check is not None:
-            changes["sketch_check"] = {"weight": self._weight.check.result()}
-            self._weight.check = None
-        self.log.update_info(**changes)
+    def _write_checks(self) -> None:
+        """Write how far sketched cosines were from exact ones, and let go of the gradients that were kept for it."""
+        checks = {}
+        for name, tap in (("weight", self._weight), ("hidden", self._hidden)):
+            if tap is not None and tap.check is not None:
+                checks[name] = tap.check.result()
+                tap.check = None
+        if checks:
+            self.log.update_info(sketch_check={**self.log.info.get("sketch_check", {}), **checks})
 
     # ------------------------------------------------------------------ helpers
 
-    def _open_log(self, info: dict[str, Any]) -> None:
-        """Begin a run folder, or continue one that belongs to the run that is resumed."""
+    def _open_log(self, info: dict[str, Any], resumed: str | None) -> None:
+        """Begin a run folder, or continue the one that the checkpoint belongs to."""
         out, step = self._options.out, self._first_step
         if step == 0 or not (out / "run.json").exists():
             check_free(out)
-            self.log = RunLog.create(out, info)
+            self.log = RunLog.create(out, {"run_id": uuid.uuid4().hex, **info})
             return
-        _require_same_run(out, info)
+        try:
+            stored = json.loads((out / "run.json").read_text())
+            run_id, before = stored.get("run_id"), stored.get("organizer")
+        except (OSError, ValueError, AttributeError) as error:
+            raise InputError(f"{out}/run.json cannot be read: {error}; expected the run that is resumed") from error
+        difference = describe_difference(before, info["organizer"])
+        if difference is not None:
+            raise InputError(
+                f"{out} holds a run under another plan: {difference}; expected the run that is resumed; "
+                "mend: choose another folder"
+            )
+        if resumed is None or run_id != resumed:
+            raise InputError(
+                f"{out} holds another run ({run_id}) than the checkpoint at step {step} ({resumed}); expected the run "
+                "that is resumed; mend: choose another folder"
+            )
         self.log = RunLog.resume(out, step, info)
-        self._totals.update(self.log.info.get("recorder", {}))
-        if self._weight is not None and "weight" in self.log.info.get("sketch_check", {}):
-            self._weight.check = None  # the first steps were checked before
+        for tap, name in ((self._weight, "weight"), (self._hidden, "hidden")):
+            if tap is not None and name in self.log.info.get("sketch_check", {}):
+                tap.check = None  # the first steps were checked before
 
     def _current(self) -> tuple[int, list[MicroBatch]]:
         return self._step, self._micros
@@ -354,23 +382,16 @@ def require_positions(dataset: Any) -> None:
         )
 
 
-def _goes_in_order(loader: Any) -> bool:
-    sampler: Any = getattr(getattr(loader, "base_dataloader", loader), "batch_sampler", None)
+def _goes_in_order(loader: Any, seen: int) -> bool:
+    inner = getattr(loader, "base_dataloader", loader)
+    sampler: Any = getattr(inner, "batch_sampler", None)
     while hasattr(sampler, "batch_sampler"):
         sampler = sampler.batch_sampler
-    return loader is None or isinstance(getattr(sampler, "sampler", None), SequentialSampler)
+    return isinstance(getattr(sampler, "sampler", None), SequentialSampler) and seen == len(inner.dataset)
 
 
-def _require_same_run(out: Path, info: dict[str, Any]) -> None:
-    """Refuse a folder whose run had other batches than the one that is resumed."""
-    try:
-        stored = json.loads((out / "run.json").read_text()).get("organizer")
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{out}/run.json cannot be read: {error}; expected the run that is resumed") from error
-    for name in ("name", "batch_size", "n_samples", "samples", "embeddings", "options"):
-        old, new = (None if o is None else o.get(name) for o in (stored, info["organizer"]))
-        if old != new:
-            raise InputError(
-                f"{out} holds a run whose organizer has {name} = {old}, this one has {new}; expected the run that is "
-                "resumed; mend: choose another folder"
-            )
+def _run_of_checkpoint(state: Any) -> str | None:
+    """The run that a checkpoint belongs to, as the recorder stored it there."""
+    entry = state.stateful_callbacks.get("GradientRecorder")
+    attributes = entry.get("attributes", {}) if isinstance(entry, dict) else {}
+    return attributes.get("run_id") if state.global_step > 0 else None

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from diagnostics.parts import (
@@ -41,11 +42,12 @@ from diagnostics.parts import (
     STEPS,
     append_part,
     check_steps,
+    drop_evaluation,
     drop_exposure,
     list_parts,
     read_part,
     truncate,
-    write_atomically,
+    write_durably,
     write_table,
 )
 from sdo.errors import InputError
@@ -142,6 +144,7 @@ class RunLog:
         self._gradients: dict[str, list[tuple[GradientRow, NDArray[np.float32]]]] = {}
         self._exposure: dict[int, pa.Table] = {}
         self._evaluations: list[pa.Table] = []
+        self._resumed_at = -1
         self._buffered_steps: set[int] = set()
         self._epoch_ends: dict[int | None, int] = {}  # organizer epoch -> its last step so far + 1
 
@@ -241,6 +244,7 @@ class RunLog:
         for signal in log._stored:
             truncate(folder / "gradients" / signal, step)
         truncate(folder / "evaluations", step + 1)
+        log._resumed_at = step
         drop_exposure(folder / "exposure", step, log._epoch_ends)
         log.update_info(
             status="running", first_step=min(first, step), resumed_at=[*log.info.get("resumed_at", []), step]
@@ -376,7 +380,11 @@ class RunLog:
             write_table(folder / f"part-{epoch:05d}.parquet", self._exposure[epoch])
             del self._exposure[epoch]
         if self._evaluations:
-            append_part(self.path / "evaluations", "part-", pa.concat_tables(self._evaluations))
+            table = pa.concat_tables(self._evaluations)
+            # A resumed run may evaluate once more at the step of its checkpoint: the newer one counts.
+            for name in set(table.filter(pc.equal(table["step"], self._resumed_at))["name"].to_pylist()):
+                drop_evaluation(self.path / "evaluations", self._resumed_at, name)
+            append_part(self.path / "evaluations", "part-", table)
             self._evaluations.clear()
         if self._steps:
             table = pa.Table.from_pylist([_finite(asdict(row)) for row in self._steps], schema=STEPS)
@@ -396,7 +404,7 @@ class RunLog:
         text = json.dumps(info, allow_nan=False, indent=1) + "\n"
         if self._rank == 0:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / "run.json", lambda file: file.write(text.encode()))
+            write_durably(self.path / "run.json", lambda file: file.write(text.encode()))
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

@@ -166,13 +166,11 @@ class WeightTap:
     _handles: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls, model: nn.Module, name: str | None, k: int, current: Current, clock: Clock, check: SketchCheck | None
-    ) -> WeightTap:
+    def of(cls, model: nn.Module, name: str | None, k: int, current: Current, clock: Clock) -> WeightTap:
         """Make the tap of a parameter, as :func:`find_weight` finds it, with sketches of length k."""
         weight = find_weight(model, name)
         sketch = GradientSketch(tuple(weight.parameter.shape), k=k)
-        return cls(weight=weight, sketch=sketch, check=check, current=current, clock=clock)
+        return cls(weight=weight, sketch=sketch, check=SketchCheck(), current=current, clock=clock)
 
     def register(self) -> None:
         """Hook the parameter."""
@@ -226,6 +224,7 @@ class HiddenTap:
 
     decoder: nn.Module
     sketch: GradientSketch
+    check: SketchCheck | None
     current: Current
     clock: Clock
     _handles: list[Any] = field(default_factory=list)
@@ -234,7 +233,9 @@ class HiddenTap:
     def of(cls, model: nn.Module, k: int, current: Current, clock: Clock) -> HiddenTap:
         """Make the tap of a model, as :func:`find_decoder` finds it, with sketches of length k."""
         decoder, width = find_decoder(model)
-        return cls(decoder=decoder, sketch=GradientSketch((width,), k=k), current=current, clock=clock)
+        sketch = GradientSketch((width,), k=k)
+        check = None if sketch.kind == "identity" else SketchCheck()
+        return cls(decoder=decoder, sketch=sketch, check=check, current=current, clock=clock)
 
     def register(self) -> None:
         """Hook the decoder."""
@@ -245,6 +246,13 @@ class HiddenTap:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def check_step(self, step: int, micros: list[MicroBatch]) -> None:
+        """Compare the sketch of a step's vector with the vector; only vectors longer than a sketch need it."""
+        parts = [m.hidden.double().sum(dim=0) for m in micros if m.hidden is not None]
+        if self.check is not None and parts:
+            total = torch.stack(parts).sum(dim=0).float()
+            self.check.add(step, total, self.sketch.sketch(total))
 
     def _on_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         hidden = getattr(output, "last_hidden_state", None)

@@ -16,12 +16,13 @@ from sdo.plan import EpochPlan, Plan
 
 if TYPE_CHECKING:
     from sdo.sampler import OrganizedSampler
-    from sdo.trl import attach
+    from sdo.trl import Handle, attach
 
 __all__ = [
     "SDO",
     "Embeddings",
     "EpochPlan",
+    "Handle",
     "InputError",
     "OrganizedSampler",
     "Organizer",
@@ -30,7 +31,7 @@ __all__ = [
     "attach",
 ]
 
-_LAZY = {"attach": "sdo.trl", "OrganizedSampler": "sdo.sampler"}
+_LAZY = {"Handle": "sdo.trl", "attach": "sdo.trl", "OrganizedSampler": "sdo.sampler"}
 
 
 def __getattr__(name: str) -> Any:

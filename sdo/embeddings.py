@@ -179,30 +179,35 @@ def as_embeddings(source: Embeddings | ArrayLike | str | Path) -> Embeddings:
     return Embeddings.from_array(source)
 
 
-def within_batch_cosine(unit: NDArray[np.float32], batches: NDArray[np.int64]) -> NDArray[np.float64]:
+def within_batch_cosine(
+    unit: NDArray[np.float32], valid: NDArray[np.bool_], batches: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Mean pairwise cosine of the rows in each batch.
 
     Parameters
     ----------
     unit
-        Shape ``(N, d)``, unit rows.
+        Shape ``(N, d)``, unit rows; zero where they have no direction.
+    valid
+        Shape ``(N,)``, rows with a direction; the others are left out.
     batches
         Shape ``(T, B)``, row numbers.
 
     Returns
     -------
     NDArray[np.float64]
-        Shape ``(T,)``: ``(|sum z|**2 - sum |z|**2) / (B (B - 1))``; NaN everywhere when B is 1, where no pair exists.
+        Shape ``(T,)``: ``(|sum z|**2 - sum |z|**2) / (b (b - 1))`` over the b rows with a direction; NaN where b < 2.
     """
-    steps, size = batches.shape
-    if size < 2:
-        return np.full(steps, np.nan)
-    cosine = np.empty(steps, dtype=np.float64)
-    block = max(1, _BLOCK // size)
-    for start in range(0, steps, block):
-        rows = unit[batches[start : start + block]].astype(np.float64)
+    cosine = np.full(len(batches), np.nan)
+    block = max(1, _BLOCK // batches.shape[1])
+    for start in range(0, len(batches), block):
+        part = batches[start : start + block]
+        rows = unit[part].astype(np.float64)
+        own = np.square(rows).sum(axis=(1, 2))
+        count = valid[part].sum(axis=1)
+        pairs = count * (count - 1)
         total = np.square(rows.sum(axis=1)).sum(axis=1)
-        cosine[start : start + block] = (total - np.square(rows).sum(axis=(1, 2))) / (size * (size - 1))
+        np.divide(total - own, pairs, out=cosine[start : start + block], where=pairs > 0)
     return cosine
 
 

@@ -60,6 +60,8 @@ def epoch_figures(plan: Plan, *, uniform_seed: int, epochs: int) -> list[dict[st
 
 
 def _mean_cosine(embeddings: Embeddings | None, batches: NDArray[np.int64]) -> float | None:
-    if embeddings is None or batches.shape[1] < 2:
+    if embeddings is None:
         return None
-    return float(within_batch_cosine(embeddings.unit, batches).mean())
+    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
+    defined = cosine[~np.isnan(cosine)]
+    return float(defined.mean()) if len(defined) else None

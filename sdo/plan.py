@@ -136,6 +136,14 @@ class Plan(ABC):
             start += len(part)
         return np.concatenate(parts) if parts else np.empty((0, self.batch_size), dtype=np.int64)
 
+    def positions(self, ids: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
+        """Return where sample ids stand in :attr:`ids`, which ledgers are aligned with; same shape."""
+        return np.searchsorted(self.ids, ids)
+
+    def counts(self, stop: int) -> NDArray[np.int64]:
+        """Return how often each sample stands in steps 0 to ``stop - 1``, shape ``(n,)``, aligned with :attr:`ids`."""
+        return np.bincount(self.positions(self.batches(0, stop).ravel()), minlength=len(self.ids))
+
     def describe(self) -> dict[str, Any]:
         """Return what the plan is a function of, as checkpoints and run folders hold it.
 
@@ -160,3 +168,28 @@ class Plan(ABC):
     def fingerprint(self) -> str:
         """SHA-256 of :meth:`describe`; equal fingerprints give equal plans."""
         return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()
+
+
+def describe_difference(saved: dict[str, Any] | None, now: dict[str, Any] | None) -> str | None:
+    """Say in which respect two plans differ, given their :meth:`Plan.describe`.
+
+    Parameters
+    ----------
+    saved, now
+        The descriptions; None where there was no organizer.
+
+    Returns
+    -------
+    str or None
+        Such as ``"k = 4 then and 8 now"``, or None where they give the same batches.
+    """
+    old, new = saved or {"name": None}, now or {"name": None}
+    for name in ("name", "batch_size", "n_samples", "samples", "embeddings", "plan_version", "options"):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            name = next(key for key in {**before, **after} if before.get(key) != after.get(key))
+            before, after = before.get(name), after.get(name)
+        return f"{name} = {before} then and {after} now"
+    return None

@@ -75,5 +75,5 @@ class OrganizedSampler(Sampler[int]):
         for step in range(start, start + self.steps_per_epoch):
             ids = self.plan.batch(step)
             if self._positions is not None:
-                ids = self._positions[np.searchsorted(self.plan.ids, ids)]
+                ids = self._positions[self.plan.positions(ids)]
             yield from ids.tolist()

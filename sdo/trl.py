@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,12 +13,13 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.launch import check_launch, no_ids_came
 from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
 from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
 from sdo.organizer import Organizer
-from sdo.plan import Plan
+from sdo.plan import Plan, describe_difference
 from sdo.sampler import OrganizedSampler
 
 _STATE = "OrganizerCallback"
@@ -85,6 +87,7 @@ class Handle:
         self._channel.plan = plan
         self._channel.name_positions(dataset_ids, source)
         self._callback = OrganizerCallback(plan, self._channel, lambda: _step_samples(trainer))
+        self._channel.trained = self._callback.trained
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
         trainer._get_train_sampler = lambda *args, **kwargs: self.sampler
@@ -102,7 +105,7 @@ class Handle:
         del self._trainer._get_train_sampler
         self._trainer.remove_callback(self._callback)
         self._log.detach()
-        self._channel.plan = None
+        self._channel.plan = self._channel.trained = None
         self._channel.unsubscribe(self._callback.note_ids)
         self._trainer = None
 
@@ -126,6 +129,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._step_samples = step_samples
         self._ids: list[int] = []
         self._loss_scale = 1.0
+        self._skipped: list[int] = []
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
         channel.subscribe(self.note_ids)
 
@@ -134,8 +138,8 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._ids.extend(ids.sample_ids)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must remember: what the plan is a function of."""
-        return {"args": {}, "attributes": {"plan": self._plan.describe()}}
+        """Return what a checkpoint must remember: what the plan is a function of, and updates that did not happen."""
+        return {"args": {}, "attributes": {"plan": self._plan.describe(), "skipped_steps": list(self._skipped)}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
@@ -144,11 +148,12 @@ class OrganizerCallback(TrainerCallback, ExportableState):
                 f"one optimizer step now takes {self._step_samples()} samples; the plan was bound to "
                 f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
             )
+        self._skipped = []
         if state.global_step > 0:
-            _verify_checkpoint(state, self._plan)
-            self.trained = _count(self._plan, 0, state.global_step)
-        else:
-            self.trained = np.zeros(len(self._plan.ids), dtype=np.int64)
+            self._skipped = _verify_checkpoint(state, self._plan)
+        self.trained[:] = self._plan.counts(state.global_step)
+        for step in self._skipped:
+            self.trained[self._plan.positions(self._plan.batch(step))] -= 1
         self._channel.scalars.clear()
         self._channel.install(kwargs["train_dataloader"])
 
@@ -164,25 +169,26 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         """Compare what was trained with what was planned, then count it."""
         step = state.global_step - 1
         planned = self._plan.batch(step)
+        if not self._ids:
+            raise RuntimeError(f"step {step}: {no_ids_came()}")
         if sorted(self._ids) != sorted(planned.tolist()):
             raise RuntimeError(
                 f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(planned.tolist())}; "
                 "something else changed the data loader of this trainer"
             )
-        if not update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
-            self.trained[np.searchsorted(self._plan.ids, planned)] += 1
+        if update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
+            self._skipped.append(step)
+        else:
+            self.trained[self._plan.positions(planned)] += 1
         self._note_scalars(planned)
 
     def _note_scalars(self, batch: NDArray[np.int64]) -> None:
         scalars, embeddings = self._channel.scalars, self._plan.organizer.embeddings
         scalars.put("coverage", float((self.trained > 0).mean()))
-        if embeddings is not None and len(batch) > 1:
-            scalars.add("within_batch_cosine", float(within_batch_cosine(embeddings.unit, batch[None])[0]))
-
-
-def _count(plan: Plan, start: int, stop: int) -> NDArray[np.int64]:
-    ids = plan.batches(start, stop).ravel()
-    return np.bincount(np.searchsorted(plan.ids, ids), minlength=len(plan.ids))
+        if embeddings is not None:
+            cosine = float(within_batch_cosine(embeddings.unit, embeddings.valid, batch[None])[0])
+            if not math.isnan(cosine):
+                scalars.add("within_batch_cosine", cosine)
 
 
 def _step_samples(trainer: Trainer) -> int:
@@ -224,10 +230,10 @@ def _refusals(trainer: Any) -> Iterator[str]:
             "this trainer already has an organizer or another replaced sampler; expected none; "
             "mend: call detach() on the handle of the first attach"
         )
-    lineage = [cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl.")]
-    # The first one: TRL's own descendants of SFTTrainer make their data themselves.
-    if lineage and lineage[0].__name__ != "SFTTrainer":
-        yield f"attach got a {lineage[0].__name__}; this version supports SFTTrainer and transformers.Trainer"
+    try:
+        check_launch(type(trainer), getattr(trainer, "args", None), "SFTTrainer")
+    except InputError as error:
+        yield str(error)
         return
     if trainer.train_dataset is None:
         yield "the trainer has no train_dataset; expected the dataset that the embeddings belong to"
@@ -239,11 +245,6 @@ def _refusals(trainer: Any) -> Iterator[str]:
     for option, (is_set, why) in _refused_options(trainer).items():
         if is_set:
             yield f"{option} is set; an organizer cannot work with it: {why}"
-    if trainer.accelerator.num_processes > 1 or trainer.args.n_gpu > 1:
-        yield (
-            f"training runs on {max(trainer.accelerator.num_processes, trainer.args.n_gpu)} devices; this version "
-            "organises runs on one; mend: start one process and set CUDA_VISIBLE_DEVICES to one device"
-        )
 
 
 def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
@@ -316,24 +317,19 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
     return np.arange(n_rows), "position in the training dataset"
 
 
-def _verify_checkpoint(state: Any, plan: Plan) -> None:
-    """Refuse to continue a checkpoint under another plan, naming the first difference."""
+def _verify_checkpoint(state: Any, plan: Plan) -> list[int]:
+    """Refuse to continue a checkpoint under another plan, naming the first difference; return its skipped steps."""
     entry = state.stateful_callbacks.get(_STATE)
     if not entry:
         raise InputError(
             f"the checkpoint at step {state.global_step} was written without an organizer; expected one that followed "
             "this plan; mend: start a new run, or resume without attach"
         )
-    saved: dict[str, Any] = entry["attributes"]["plan"]
-    now = plan.describe()
-    for name in ("name", "batch_size", "n_samples", "samples", "embeddings", "plan_version", "options"):
-        if saved.get(name) == now[name]:
-            continue
-        old, new = saved.get(name), now[name]
-        if name == "options" and isinstance(old, dict):
-            name = next(key for key in {**old, **new} if old.get(key) != new.get(key))
-            old, new = old.get(name), new.get(name)
+    difference = describe_difference(entry["attributes"]["plan"], plan.describe())
+    if difference is not None:
         raise InputError(
-            f"the checkpoint at step {state.global_step} was written with {name} = {old}, this run has {new}; expected "
-            "the same, since the batches would differ; mend: use the same organizer, or start a new run"
+            f"the checkpoint at step {state.global_step} was written under another plan: {difference}; expected the "
+            "same, since the batches would differ; mend: use the same organizer, or start a new run"
         )
+    skipped: list[int] = entry["attributes"].get("skipped_steps", [])
+    return [step for step in skipped if step < state.global_step]

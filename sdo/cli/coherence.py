@@ -28,8 +28,8 @@ WORDS = (
     "One run of each kind gives no verdict: whether a difference is more than chance takes several seeds."
 )
 _HEADINGS = (
-    *("run", "signal", "steps", "undefined", "step coherence", "next step"),
-    *("shared sample", "none shared", "batch coherence", "recorder"),
+    *("run", "signal", "steps", "undefined", "step coherence", "next step", "shared sample", "none shared"),
+    *("batch coherence", "recorder", "sketch rmse", "embeddings alike"),
 )
 
 
@@ -256,19 +256,25 @@ class _Report:
 
 
 def _run_entry(one: Run) -> dict[str, Any]:
-    recorder = one.info.get("recorder") or {}
-    seconds, all_seconds = recorder.get("seconds"), recorder.get("step_seconds")
     organizer = one.info.get("organizer")
     entry: dict[str, Any] = {
         "organizer": organizer.get("name") if organizer else None,
         "status": one.info.get("status"),
     }
-    share, reason = None, "the run noted no recorder and step seconds"
-    if isinstance(seconds, int | float) and isinstance(all_seconds, int | float) and all_seconds > 0:
-        share, reason = seconds / all_seconds, ""
-    entry |= {"recorder_share": share} | ({"recorder_share_reason": reason} if reason else {})
+    entry |= _with_reason("recorder_share", _recorder_share(one), "steps")
     entry |= _losses(one)
     return entry | _with_reason("within_batch_embedding_cosine", _embedding_cosine(one), "steps")
+
+
+def _recorder_share(one: Run) -> Estimate:
+    """Return the recorder's time as a share of all steps' time, its own included."""
+    from analysis import Estimate
+
+    table = one.steps()
+    own, rest = (sum(x or 0.0 for x in table.column(n).to_pylist()) for n in ("recorder_seconds", "seconds"))
+    if own + rest <= 0:
+        return Estimate.undefined("no step has a time")
+    return Estimate.of(own / (own + rest), table.num_rows)
 
 
 def _losses(one: Run) -> dict[str, Any]:
@@ -313,7 +319,7 @@ def _embedding_cosine(one: Run) -> Estimate:
 
 def _within_steps(one: Run, signal: str) -> tuple[dict[str, Any], BatchCoherence]:
     """Summarise batch coherence and, of samples, the measures of the Gram matrix of each step."""
-    from analysis import batch_coherence, describe, gram, gram_measures
+    from analysis import batch_coherence, describe, gram_matrix, gram_measures
 
     recorded = one.kinds(signal)
     kind = next((kind for kind in ("sample", "micro_batch") if recorded.get(kind)), None)
@@ -322,7 +328,7 @@ def _within_steps(one: Run, signal: str) -> tuple[dict[str, Any], BatchCoherence
     def groups() -> Iterator[GradientRows]:
         for rows in one.iter_steps(signal, kind) if kind else ():
             if kind == "sample":
-                measures.append(gram_measures(gram(rows.sketch, rows.norm, rows.defined)))
+                measures.append(gram_measures(gram_matrix(rows.sketch, rows.norm, rows.defined)))
             yield rows
 
     result = batch_coherence(groups())
@@ -370,7 +376,9 @@ def _table(entries: list[dict[str, Any]]) -> str:
             coherence = [number(steps.get(key)) for key in ("mean", "lag_one", "sharing", "disjoint")]
             counts = [number(steps.get(key), "{}") for key in ("steps", "undefined")]
             share = number(entry.get("recorder_share"), "{:.1%}")
-            lines.append([entry["name"], signal, *counts, *coherence, number(batch.get("mean")), share])
+            error = number((values["sketch_check"] or {}).get("rmse"), "{:.4f}")
+            alike = number(entry.get("within_batch_embedding_cosine"))
+            lines.append([entry["name"], signal, *counts, *coherence, number(batch.get("mean")), share, error, alike])
     widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADINGS))]
     # Texts to the left, numbers to the right.
     aligned = [

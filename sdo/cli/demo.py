@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from sdo.embeddings import Embeddings
 from sdo.errors import InputError
 from sdo.organizer import SDO, Organizer, Uniform
 from sdo.wordproblems import Problem, generate
-
-if TYPE_CHECKING:
-    pass
 
 _SPOKEN = {"uniform": "uniform", "sdo": "SDO's"}
 MICRO_BATCH, MICRO_BATCHES = 4, 2

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"{prefix}: the output could not be written: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{prefix}: interrupted", file=sys.stderr)

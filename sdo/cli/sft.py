@@ -83,7 +83,7 @@ def prepare(args: argparse.Namespace, *, scratch: str | None = None) -> Setup:
 
 def _build_trainer(setup: Setup) -> None:
     """Load data, tokenizer and model, and build organizer and trainer."""
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
     from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, get_peft_config
 
     options = setup.options
@@ -95,9 +95,9 @@ def _build_trainer(setup: Setup) -> None:
     # TRL moved the option from ModelConfig to the trainer's own arguments.
     trusted = any(bool(getattr(part, "trust_remote_code", False)) for part in (sft, model))
     with plain_errors(model.model_name_or_path):
-        tokenizer = AutoTokenizer.from_pretrained(
-            model.model_name_or_path, revision=model.model_revision, trust_remote_code=trusted
-        )
+        options_of_model = {"revision": model.model_revision, "trust_remote_code": trusted}
+        AutoConfig.from_pretrained(model.model_name_or_path, **options_of_model)
+        tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **options_of_model)
     train_rows = as_samples(rows.dataset, data, tokenizer, id_column=id_column, what="the training dataset")
     eval_rows = None
     if str(getattr(sft.eval_strategy, "value", sft.eval_strategy)) != "no":
@@ -110,15 +110,14 @@ def _build_trainer(setup: Setup) -> None:
         "dtype": model.dtype,
         **(sft.model_init_kwargs or {}),
     }
-    with plain_errors(model.model_name_or_path):
-        setup.trainer = SFTTrainer(
-            model=model.model_name_or_path,
-            args=sft,
-            train_dataset=train_rows,
-            eval_dataset=eval_rows,
-            processing_class=tokenizer,
-            peft_config=_peft_config(get_peft_config, model),
-        )
+    setup.trainer = SFTTrainer(
+        model=model.model_name_or_path,
+        args=sft,
+        train_dataset=train_rows,
+        eval_dataset=eval_rows,
+        processing_class=tokenizer,
+        peft_config=_peft_config(get_peft_config, model),
+    )
 
 
 def _peft_config(make: Callable[[Any], Any], model: Any) -> Any:

@@ -133,7 +133,14 @@ def build_organizer(options: OrganizerOptions, rows: Rows, training_seed: int) -
     seed = training_seed if options.seed is None else options.seed
     organizer: Organizer
     if options.name == "uniform":
-        source = options.embeddings if options.embeddings is not None else 1 + max(rows.dataset[options.id_column])
+        source: str | int | None = options.embeddings
+        if source is None:
+            ids = rows.dataset[options.id_column]
+            if not all(isinstance(i, int) and i >= 0 for i in ids):
+                raise InputError(
+                    f"column {options.id_column!r} holds other things than row numbers; expected integers from 0"
+                )
+            source = 1 + max(ids)
         organizer = Uniform(source, seed=seed)
     elif options.embeddings is None:
         raise InputError(
@@ -316,7 +323,7 @@ def add_training_parser(
 
 @contextlib.contextmanager
 def plain_errors(model: str | None) -> Any:
-    """Turn the errors of a missing model into one line."""
+    """Turn the error of a model that is not there into one line."""
     try:
         yield
     except OSError as error:

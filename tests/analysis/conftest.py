@@ -59,7 +59,6 @@ class RunWriter:
             "model": {},
             "dataset": {},
             "versions": {},
-            "recorder": {"seconds": 1.0, "step_seconds": 20.0},
         }
         (self.path / "run.json").write_text(json.dumps({**content, **changes}))
         return self

@@ -17,7 +17,7 @@ from analysis import (
     describe,
     gradient_confusion,
     gradient_diversity,
-    gram,
+    gram_matrix,
     gram_measures,
     m_coherence,
     mean_pairwise_cosine,
@@ -256,22 +256,22 @@ def slow_measures(g):
 @pytest.mark.parametrize("scale", [1e-100, 1.0, 1e15, 1e100])
 def test_measures_of_one_step(scale):
     g = (np.random.default_rng(7).normal(size=(6, 5)) + 0.9) * scale
-    measured = gram_measures(gram(g))
+    measured = gram_measures(gram_matrix(g))
     for name, value in slow_measures(g).items():
         assert measured[name].value == pytest.approx(value, rel=1e-9), name
 
 
 def test_gram_uses_exact_norms_and_defined_rows():
     g = np.array([[3.0, 0.0], [0.0, 0.0], [3.0, 4.0], [1.0, 1.0], [2.0, 2.0]])
-    K = gram(g, norm=[2.0, 0.0, 10.0, 1.0, np.nan], defined=np.array([True, True, True, False, True]))
+    K = gram_matrix(g, norm=[2.0, 0.0, 10.0, 1.0, np.nan], defined=np.array([True, True, True, False, True]))
     np.testing.assert_allclose(K, [[4.0, 12.0], [12.0, 100.0]])
-    np.testing.assert_allclose(gram(g[[0, 2]]), [[9.0, 9.0], [9.0, 25.0]])
+    np.testing.assert_allclose(gram_matrix(g[[0, 2]]), [[9.0, 9.0], [9.0, 25.0]])
 
 
 @given(gradients)
 @settings(max_examples=200)
 def test_identities(g):
-    K = gram(g)
+    K = gram_matrix(g)
     m, diversity, noise = m_coherence(K), gradient_diversity(K), noise_scale(K)
     assert len(K) == int(np.any(g != 0, axis=1).sum())
     for estimate in gram_measures(K).values():
@@ -293,28 +293,28 @@ def test_identities(g):
 
 
 def test_what_is_undefined_says_why():
-    none, one = gram(np.zeros((3, 2))), gram([[1.0, 2.0]])
+    none, one = gram_matrix(np.zeros((3, 2))), gram_matrix([[1.0, 2.0]])
     for estimate in gram_measures(none).values():
         assert estimate.value is None
         assert "0 gradients" in estimate.reason
     assert m_coherence(one).value == gradient_diversity(one).value == 1.0
     for measure in (noise_scale, conflict_share, gradient_confusion):
         assert measure(one).reason == "1 gradients have a direction; 2 are needed"
-    cancel = gram([[1.0, 0.5], [-1.0, -0.5]])
+    cancel = gram_matrix([[1.0, 0.5], [-1.0, -0.5]])
     assert gradient_diversity(cancel).reason == "the gradients cancel"
     assert m_coherence(cancel).value == pytest.approx(0.0)
     assert noise_scale(cancel).reason == "the estimate of the squared mean gradient is not positive"
     assert conflict_share(cancel) == Estimate(1.0, None, 1)
     assert gradient_confusion(cancel).value == pytest.approx(1.25)
-    assert "too large" in m_coherence(gram(np.full((2, 2), 1e200))).reason
+    assert "too large" in m_coherence(gram_matrix(np.full((2, 2), 1e200))).reason
     assert m_coherence(np.zeros((2, 2))).reason == "all gradients are zero"
     assert Estimate.of(float("nan"), 3) == Estimate(None, "the value is not finite", 3)
 
 
 def test_orthogonal_and_equal_gradients():
-    assert m_coherence(gram(np.eye(5))).value == pytest.approx(1.0)
-    assert gradient_confusion(gram(np.eye(5))).value == 0.0
-    same = gram(np.tile([1.0, 2.0], (5, 1)))
+    assert m_coherence(gram_matrix(np.eye(5))).value == pytest.approx(1.0)
+    assert gradient_confusion(gram_matrix(np.eye(5))).value == 0.0
+    same = gram_matrix(np.tile([1.0, 2.0], (5, 1)))
     assert m_coherence(same).value == pytest.approx(5.0)
     assert noise_scale(same).value == pytest.approx(0.0, abs=1e-12)
     assert conflict_share(same) == Estimate(0.0, None, 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -348,9 +349,11 @@ class Recorded:
             lambda module, args, kwargs: self.arguments.update(kwargs), with_kwargs=True
         )
         overflow = use_loss_scaler(self.trainer, self.case) if self.case.overflow is not None else spy
+        started = time.perf_counter()
         try:
             self.trainer.train(**kwargs)
         finally:
+            self.seconds = time.perf_counter() - started
             spy.remove()
             overflow.remove()
         return self

@@ -37,9 +37,9 @@ def windows(recorded):
 
 def expected(recorded, kit):
     """Return step -> figures, from the plan, the run folder and the trained ids."""
-    organizer = kit.make_organizer(recorded.case)
+    embeddings = as_embeddings(kit.make_organizer(recorded.case).embeddings)
     batches = np.array([recorded.step_ids(step) for step in range(recorded.case.max_steps)])
-    cosine = within_batch_cosine(as_embeddings(organizer.embeddings).unit, batches)
+    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
     coherence = batch_coherence(Run.open(recorded.folder).iter_steps("hidden", "sample"))
     sampled = dict(zip(coherence.step.tolist(), coherence.value.tolist(), strict=True))
     figures = {}

@@ -150,14 +150,23 @@ def test_bad_files_are_refused(tmp_path):
         Embeddings.read(tmp_path / "empty.npy")
 
 
-def test_within_batch_cosine_is_the_mean_over_pairs():
-    unit, _ = unit_rows(np.random.default_rng(3).standard_normal((30, 7)))
+def test_within_batch_cosine_is_the_mean_over_pairs_with_a_direction():
+    matrix = np.random.default_rng(3).standard_normal((30, 7))
+    matrix[[4, 9, 10, 11]] = 0
+    unit, valid = unit_rows(matrix)
     batches = np.random.default_rng(4).permuted(np.tile(np.arange(30), (9, 1)), axis=1)[:, :5]
-    got = within_batch_cosine(unit, batches)
-    for value, batch in zip(got, batches, strict=True):
-        pairs = [float(unit[a].astype(float) @ unit[b].astype(float)) for a in batch for b in batch if a != b]
+    batches[0] = [4, 9, 10, 11, 0]
+    got = within_batch_cosine(unit, valid, batches)
+    assert np.isnan(got[0])
+    for value, batch in zip(got[1:], batches[1:], strict=True):
+        pairs = [
+            float(unit[a].astype(float) @ unit[b].astype(float))
+            for a in batch
+            for b in batch
+            if a != b and valid[a] and valid[b]
+        ]
         assert value == pytest.approx(np.mean(pairs), abs=1e-12)
-    assert np.isnan(within_batch_cosine(unit, batches[:, :1])).all()
+    assert np.isnan(within_batch_cosine(unit, valid, batches[:, :1])).all()
 
 
 def test_core_imports_neither_torch_nor_transformers():

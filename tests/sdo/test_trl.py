@@ -472,7 +472,7 @@ def test_all_refusals_are_listed_at_once(make):
 def test_trainers_of_other_methods_are_refused_by_name(cls):
     # Not initialised: the class decides before anything else is looked at, and setting one up costs seconds.
     for kind in (cls, type("Mine", (cls,), {"__module__": "train"})):
-        with pytest.raises(InputError, match=rf"attach got a {cls.__name__}; this version supports SFTTrainer"):
+        with pytest.raises(InputError, match=rf"got a {cls.__name__}; this version supports SFTTrainer"):
             attach(object.__new__(kind), sdo())
     with pytest.raises(InputError, match="attach got a list; expected a transformers or TRL trainer"):
         attach([], sdo())
@@ -819,7 +819,7 @@ def test_stopped_and_resumed_twice_in_one_folder(tmp_path, tokenizer, whole):
         seen += trainer.probe.batches
         (last,) = (tmp_path / "out").glob("checkpoint-*")
         saved = json.loads((last / "trainer_state.json").read_text())["stateful_callbacks"][STATE]
-        assert saved == {"args": {}, "attributes": {"plan": sdo().plan(4).describe()}}
+        assert saved == {"args": {}, "attributes": {"plan": sdo().plan(4).describe(), "skipped_steps": []}}
     assert seen == whole.trainer.probe.batches
     assert trainer.handle.trained.tolist() == whole.handle.trained.tolist()
     assert same_weights(trainer.model, whole.trainer.model)
@@ -828,14 +828,14 @@ def test_stopped_and_resumed_twice_in_one_folder(tmp_path, tokenizer, whole):
 @pytest.mark.parametrize(
     ("organizer", "changes", "message"),
     [
-        (sdo(k=3), {}, "written with k = 2, this run has 3"),
-        (sdo(seed=618), {}, "written with seed = 617, this run has 618"),
-        (sdo(visit="anchor"), {}, "written with visit = cover, this run has anchor"),
-        (sdo(exposure=False), {}, "written with exposure = True, this run has False"),
-        (SDO(MATRIX + 1, k=2, seed=617), {}, "written with embeddings = "),
-        (Uniform(MATRIX, seed=617), {}, "written with name = sdo, this run has uniform"),
-        (sdo(), {"per_device_train_batch_size": 3}, "written with batch_size = 4, this run has 6"),
-        (sdo(), {"rows": dataset(range(N - 1))}, "written with n_samples = 22, this run has 21"),
+        (sdo(k=3), {}, "under another plan: k = 2 then and 3 now"),
+        (sdo(seed=618), {}, "under another plan: seed = 617 then and 618 now"),
+        (sdo(visit="anchor"), {}, "under another plan: visit = cover then and anchor now"),
+        (sdo(exposure=False), {}, "under another plan: exposure = True then and False now"),
+        (SDO(MATRIX + 1, k=2, seed=617), {}, "under another plan: embeddings = "),
+        (Uniform(MATRIX, seed=617), {}, "under another plan: name = sdo then and uniform now"),
+        (sdo(), {"per_device_train_batch_size": 3}, "under another plan: batch_size = 4 then and 6 now"),
+        (sdo(), {"rows": dataset(range(N - 1))}, "under another plan: n_samples = 22 then and 21 now"),
     ],
     ids=["k", "seed", "visit", "exposure", "embeddings", "organizer", "batch size", "rows"],
 )

@@ -53,7 +53,7 @@ def test_writes_numbers_matrices_and_pictures(runs, tmp_path, capsys):
     assert report["failed"] == []
     assert [run["name"] for run in report["runs"]] == ["uniform", "sdo"]
     first = report["runs"][0]
-    assert first["recorder_share"] == pytest.approx(0.05)
+    assert first["recorder_share"] == pytest.approx(0.01 / 0.51)
     assert first["loss"] == {"first_step": 0, "first": 2.0, "last_step": 11, "last": pytest.approx(2 / 12)}
     assert first["within_batch_embedding_cosine"] is None
     assert first["within_batch_embedding_cosine_reason"] == "the run notes no embeddings file"
@@ -70,7 +70,7 @@ def test_writes_numbers_matrices_and_pictures(runs, tmp_path, capsys):
     assert hidden["sketch_check_reason"]
     printed = capsys.readouterr()
     assert "gives no verdict" in printed.out
-    assert len([line for line in printed.out.splitlines() if "weight" in line and "5.0%" in line]) == 2
+    assert len([line for line in printed.out.splitlines() if "weight" in line and "2.0%" in line]) == 2
     assert printed.err == ""
 
 
@@ -114,7 +114,7 @@ def test_embedding_cosine_of_the_batches(tmp_path):
 
 
 def test_a_run_with_hardly_any_data(tmp_path, capsys):
-    writer = run_folders.RunWriter(tmp_path / "run", {"hidden": 3}).info(recorder=None, status="running")
+    writer = run_folders.RunWriter(tmp_path / "run", {"hidden": 3}).info(status="running")
     writer.gradients("hidden", [{"step": 0, "kind": "step", "sketch": np.zeros(3)}], 0, 0)
     assert call(writer.path, "--out", tmp_path / "out") == 0
     entry = read(tmp_path / "out")["runs"][0]
