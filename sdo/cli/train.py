@@ -20,6 +20,7 @@ from sdo.cli.config import (
     parse_section,
     split_trl,
 )
+from sdo.embeddings import Embeddings
 from sdo.errors import InputError
 from sdo.organizer import SDO, Organizer, Uniform
 
@@ -131,26 +132,19 @@ def build_organizer(options: OrganizerOptions, rows: Rows, training_seed: int) -
         If embeddings are missing, cannot be used, or do not fit the rows.
     """
     seed = training_seed if options.seed is None else options.seed
+    embeddings = None if options.embeddings is None else _read_embeddings(options, options.embeddings, rows)
     organizer: Organizer
     if options.name == "uniform":
-        source: str | int | None = options.embeddings
-        if source is None:
-            ids = rows.dataset[options.id_column]
-            if not all(isinstance(i, int) and i >= 0 for i in ids):
-                raise InputError(
-                    f"column {options.id_column!r} holds other things than row numbers; expected integers from 0"
-                )
-            source = 1 + max(ids)
-        organizer = Uniform(source, seed=seed)
-    elif options.embeddings is None:
+        organizer = Uniform(_count_samples(options, rows) if embeddings is None else embeddings, seed=seed)
+    elif embeddings is None:
         raise InputError(
-            "organizer.embeddings is missing; expected the path of a .npy matrix, one row a training sample; "
+            "organizer.embeddings is missing; expected the path of a matrix, one row a training sample; "
             "mend: sdo embed makes one"
         )
     else:
         apart = ("name", "embeddings", "seed", "id_column")
         names = [f.name for f in dataclasses.fields(options) if f.name not in apart]
-        organizer = SDO(options.embeddings, seed=seed, **{name: getattr(options, name) for name in names})
+        organizer = SDO(embeddings, seed=seed, **{name: getattr(options, name) for name in names})
     if organizer.embeddings is not None and rows.whole not in (None, organizer.n_samples):
         n_rows = len(rows.dataset)
         if organizer.n_samples != n_rows or rows.dataset[0][options.id_column] != 0:
@@ -160,6 +154,30 @@ def build_organizer(options: OrganizerOptions, rows: Rows, training_seed: int) -
                 f"mend: embed the same data, or give the data a column {options.id_column!r} that names the rows"
             )
     return organizer
+
+
+def _read_embeddings(options: OrganizerOptions, path: str, rows: Rows) -> Embeddings:
+    """The matrix of the section; its ids are set aside where the rows have no column that could name them."""
+    embeddings = Embeddings.read(path)
+    if embeddings.ids is None or rows.whole is None:
+        return embeddings
+    print(
+        f"note: embeddings {path} bring ids, the data have no column {options.id_column!r}: row i of the "
+        "data is taken to be row i of the embeddings; organizer.id_column names another column",
+        file=sys.stderr,
+    )
+    return dataclasses.replace(embeddings, ids=None)
+
+
+def _count_samples(options: OrganizerOptions, rows: Rows) -> int:
+    """How many samples the ids of the data reach over, where no embeddings say so."""
+    ids: list[Any] = list(rows.dataset[options.id_column])
+    if not all(isinstance(i, int) and i >= 0 for i in ids):
+        raise InputError(
+            f"column {options.id_column!r} holds other things than row numbers, and organizer.embeddings is missing; "
+            "expected integers from 0, or embeddings with these ids; mend: name the matrix or another id_column"
+        )
+    return 1 + int(max(ids))
 
 
 def load_rows(name: str | None, config: str | None, split: str, *, id_column: str, what: str) -> Rows:

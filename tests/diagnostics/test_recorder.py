@@ -80,7 +80,7 @@ def test_steps_follow_the_plan(runs, kit):
 
 def test_ids_come_from_the_column_where_an_organizer_reads_one(runs):
     recorded = runs("tied")
-    assert recorded.info["dataset"]["sample_id"] == "column 'sample_id'"
+    assert recorded.info["dataset"]["sample_id"] == "column 'sample_id', row of the embeddings"
     assert recorded.ids != sorted(recorded.ids)
     assert max(recorded.ids) >= len(recorded.ids)  # so that positions could not pass for ids
 

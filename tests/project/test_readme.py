@@ -102,6 +102,29 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
     assert list((folder / "coherence").glob("*.png"))
 
 
+def test_embedding_commands_run(desk, tiny_bert, monkeypatch, capsys):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from sdo.cli.main import main
+
+    pytest.importorskip("sentence_transformers")
+    folder, rows = desk
+    monkeypatch.chdir(folder)
+    chats = [[{"role": "user", "content": row["question"]}] for row in rows]
+    pq.write_table(pa.table({"messages": chats, "uid": [f"q{i}" for i in range(len(rows))]}), "train.parquet")
+    by_model, from_hub = blocks("bash")[2].replace("\\\n", " ").splitlines()
+    argv = by_model.replace("sentence-transformers/all-MiniLM-L6-v2", str(tiny_bert))
+    assert main(shlex.split(argv)[1:]) == 0
+    assert (folder / "chats.npz").is_file()
+    # The tests have no network: the hub's data set is either in the cache, or missed in one line.
+    capsys.readouterr()
+    if main(shlex.split(from_hub)[1:]) != 0:
+        error = capsys.readouterr().err
+        assert "openai/gsm8k (hub id)" in error
+        assert len(error.splitlines()) == 1
+
+
 def test_make_targets_exist():
     lines = blocks("bash")[0].splitlines()
     targets = [shlex.split(line, comments=True)[1] for line in lines if line.startswith("make")]

@@ -124,7 +124,7 @@ def test_invalid_rows_are_named():
         (np.ones((2, 2, 2)), r"expected \(N, d\)"),
         (np.ones((0, 4)), "are empty"),
         (np.ones((4, 0)), "are empty"),
-        (np.ones((3, 2), dtype=np.int64), "hold int64; expected float16, float32 or float64"),
+        (np.ones((3, 2), dtype=np.int64), "hold int64; expected float16, float32, float64 or bfloat16"),
         (np.array([["a", "b"]], dtype=object), "hold object"),
     ],
 )
@@ -142,12 +142,88 @@ def test_bad_files_are_refused(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([[{}, 1]], dtype=object))
     with pytest.raises(InputError, match="holds Python objects"):
         Embeddings.read(tmp_path / "objects.npy")
-    np.savez(tmp_path / "archive.npz", a=np.ones((2, 2)))
-    with pytest.raises(InputError, match="archive"):
-        Embeddings.read(tmp_path / "archive.npz")
+    with (tmp_path / "archive.npy").open("wb") as file:
+        np.savez(file, a=np.ones((2, 2)))
+    with pytest.raises(InputError, match=r"archive of arrays; .* name it \.npz"):
+        Embeddings.read(tmp_path / "archive.npy")
     (tmp_path / "empty.npy").write_bytes(b"")
     with pytest.raises(InputError, match="not a readable"):
         Embeddings.read(tmp_path / "empty.npy")
+
+
+def test_bfloat16_is_read_exactly_from_arrays_tensors_and_files(tmp_path):
+    torch = pytest.importorskip("torch")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    from safetensors.torch import save_file
+
+    tensor = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).requires_grad_()
+    wide = tensor.detach().to(torch.float64).numpy()  # every bfloat16 number is a float64 number
+    expected = Embeddings.from_array(wide).fingerprint
+    assert Embeddings.from_array(tensor).fingerprint == expected
+    assert Embeddings.from_array(tensor.t().contiguous().t()).fingerprint == expected
+    assert Embeddings.from_array(wide.astype(ml_dtypes.bfloat16)).fingerprint == expected
+    save_file({"embeddings": tensor.detach().clone()}, tmp_path / "E.safetensors")
+    assert Embeddings.read(tmp_path / "E.safetensors").fingerprint == expected
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        other = tensor.detach().to(dtype)
+        assert Embeddings.from_array(other).fingerprint == Embeddings.from_array(other.numpy()).fingerprint
+    with pytest.raises(InputError, match="hold int64"):
+        Embeddings.from_array(torch.ones(2, 2, dtype=torch.int64))
+
+
+def test_bfloat16_that_numpy_saved_is_refused_with_the_reason(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    np.save(tmp_path / "E.npy", np.ones((2, 2), dtype=ml_dtypes.bfloat16))
+    with pytest.raises(InputError, match=r"numpy\.save loses the type bfloat16; save the matrix with"):
+        Embeddings.read(tmp_path / "E.npy")
+
+
+def test_ids_name_rows_and_leave_the_fingerprint_alone():
+    matrix = np.random.default_rng(0).standard_normal((4, 3))
+    plain = Embeddings.from_array(matrix)
+    named = Embeddings.from_array(matrix, ids=["d", "a", "c", "b"])
+    assert plain.ids is None
+    assert named.fingerprint == plain.fingerprint
+    assert named.rows_of(["a", "b", "d"]).tolist() == [1, 3, 0]
+    numbered = Embeddings.from_array(matrix, ids=np.array([7, 2, 9, 4], dtype=np.uint16))
+    assert numbered.ids.dtype == np.int64
+    assert numbered.rows_of([9, 9, 7]).tolist() == [2, 2, 0]
+    assert numbered.rows_of(np.array([4], dtype=np.uint64)).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["a", "b", "a"], r"embeddings: id 'a' stands in more than one row; expected each id once"),
+        ([5, 6, 6], "id 6 stands in more than one row"),
+        (["a", "b"], r"ids have shape \(2,\); expected \(3,\), one for each embedding row"),
+        ([1.0, 2.0, 3.0], r"ids hold 1.0 \(float\); expected integers or strings"),
+        ([True, 1, 2], r"ids hold True \(bool\)"),
+        (["1", 2, 3], "ids mix integers and strings"),
+        (["a", "a\0", "b"], "an id ends in a NUL character"),
+        (np.array([b"a", b"b", b"c"]), "ids hold |S1; expected 64-bit integers or strings"),
+        (np.array([1, 2, 2**64 - 1], dtype=np.uint64), "ids hold uint64; expected 64-bit integers or strings"),
+    ],
+)
+def test_wrong_ids_are_refused(ids, message):
+    with pytest.raises(InputError, match=message):
+        Embeddings.from_array(np.eye(3), ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["a", "x", "y"], r"^column 'id': 'x' \(row 1\) is not among the 3 ids of the embeddings, nor are 1 others"),
+        ([0, 1], "column 'id' hold integers, the ids of the embeddings are strings; expected the same kind"),
+        (np.array([None, "a"]), "column 'id' hold object"),
+    ],
+)
+def test_unknown_keys_are_refused(keys, message):
+    embeddings = Embeddings.from_array(np.eye(3), ids=["a", "b", "c"])
+    with pytest.raises(InputError, match=message):
+        embeddings.rows_of(keys, "column 'id'")
+    with pytest.raises(InputError, match="bring no ids"):
+        Embeddings.from_array(np.eye(3)).rows_of([1])
 
 
 def test_within_batch_cosine_is_the_mean_over_pairs_with_a_direction():

@@ -1,9 +1,7 @@
-import json
-
 import numpy as np
 import pytest
 
-from sdo.encode import lsa, read_texts, zero_rows
+from sdo.encode import lsa, zero_rows
 from sdo.errors import InputError
 from sdo.wordproblems import generate
 
@@ -78,44 +76,3 @@ def test_lsa_refuses_texts_without_two_documents(texts, message):
 def test_lsa_refuses_options_out_of_range(options):
     with pytest.raises(InputError, match="expected an integer of at least"):
         lsa(["a b", "c d"], **options)
-
-
-def test_read_texts_skips_blank_lines_and_the_byte_order_mark(tmp_path):
-    path = tmp_path / "texts.jsonl"
-    # U+2028 is a line end for str.splitlines, not for JSON Lines.
-    rows = [{"q": "é"}, {"q": "a\u2028b", "other": 1}]
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    path.write_bytes(b"\xef\xbb\xbf" + f"{lines[0]}\r\n\n   \n{lines[1]}".encode())
-    assert read_texts(path, "q") == ["é", "a\u2028b"]
-    assert read_texts(path, "q", limit=1) == ["é"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "holds no rows"),
-        (b"\n \n", "holds no rows"),
-        (b'{"q": "a"}\n{"q": ', "line 2: not JSON"),
-        (b'{"q": "a"}\n\n["q"]', "line 3: a JSON list"),
-        (b'{"question": "a", "id": 1}', "line 1: no column 'q'; columns there: 'question', 'id'"),
-        (b"{}", "columns there: none"),
-        (b'{"q": "a"}\n{"q": 3}', r"line 2: column 'q' holds 3 \(int\)"),
-        (b'{"q": null}', "NoneType"),
-        (b'{"q": "\xff"}', "line 1: not UTF-8"),
-        (b"[" * 100_000, "line 1: not JSON"),
-    ],
-)
-def test_read_texts_says_what_is_wrong_and_where(tmp_path, content, message):
-    path = tmp_path / "texts.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        read_texts(path, "q")
-
-
-def test_read_texts_refuses_missing_files_folders_and_limits(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        read_texts(tmp_path / "none.jsonl", "q")
-    with pytest.raises(InputError, match="cannot read"):
-        read_texts(tmp_path, "q")
-    with pytest.raises(InputError, match="limit is 0"):
-        read_texts(tmp_path / "none.jsonl", "q", limit=0)

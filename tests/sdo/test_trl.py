@@ -24,7 +24,7 @@ from trl import DPOTrainer, GRPOTrainer, RewardTrainer, SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
 from diagnostics.batch_ids import _channels
-from sdo import SDO, InputError, OrganizedSampler, Uniform, attach
+from sdo import SDO, Embeddings, InputError, OrganizedSampler, Uniform, attach
 from sdo.tinymodel import build
 from sdo.trl import refusals
 
@@ -351,6 +351,48 @@ def test_another_name_for_the_column(make):
     attach(trainer, sdo(), id_column="row")
     trainer.train()
     assert trainer.probe.batches == sdo().plan(2).batches(0, 7).tolist()
+
+
+KEYS = [f"q{(7 * i) % N:02d}" for i in range(N)]
+
+
+@pytest.mark.parametrize("keys", [KEYS, [100 + (7 * i) % N for i in range(N)]], ids=["strings", "integers"])
+def test_keys_find_their_rows_in_the_embeddings_ids(make, tmp_path, keys):
+    embeddings = Embeddings.from_array(MATRIX, ids=keys)
+    rows = without_ids(dataset(SHUFFLED)).add_column("uid", [keys[i] for i in SHUFFLED])
+    trainer = make(rows)
+    handle = attach(trainer, SDO(embeddings, k=3, seed=7), id_column="uid")
+    trainer.add_callback(GradientRecorder(tmp_path / "run", signals=["hidden"]))
+    trainer.train()
+    expected = SDO(MATRIX, k=3, seed=7).plan(2)
+    assert handle.plan.fingerprint == expected.fingerprint
+    assert trainer.probe.batches == expected.batches(0, 7).tolist()
+    found = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert found["dataset"]["sample_id"] == "row of the embeddings whose id is in column 'uid'"
+    assert found["embeddings"]["ids"] == ("strings" if keys is KEYS else "integers")
+    steps = pq.read_table(tmp_path / "run" / "steps", partitioning=None)
+    assert steps.column("sample_ids").to_pylist() == expected.batches(0, 7).tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (["q99", *KEYS[1:]], r"column 'sample_id': 'q99' \(row 0\) is not among the 22 ids"),
+        ([KEYS[1], *KEYS[1:]], r"holds 1 repeated ids, the first 'q07' in row 1"),
+        (list(range(N)), "column 'sample_id' hold integers, the ids of the embeddings are strings"),
+    ],
+)
+def test_wrong_keys_are_refused(make, column, message):
+    trainer = make(without_ids().add_column("sample_id", column))
+    with pytest.raises(InputError, match=message):
+        attach(trainer, SDO(Embeddings.from_array(MATRIX, ids=KEYS), seed=7))
+
+
+def test_ids_without_a_column_leave_the_position(make):
+    trainer = make(without_ids())
+    attach(trainer, Uniform(Embeddings.from_array(MATRIX, ids=KEYS), seed=7))
+    trainer.train()
+    assert trainer.probe.batches == Uniform(N, seed=7).plan(2).batches(0, 7).tolist()
 
 
 def masked(*hidden):

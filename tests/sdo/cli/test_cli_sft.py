@@ -129,7 +129,7 @@ def test_end_to_end(here, capsys):
     assert found["organizer"]["fingerprint"] == plan.fingerprint
     assert found["embeddings"]["path"] == str(Path("E.npy").resolve())
     assert found["trainer"]["learning_rate"] == 1e-5
-    assert found["dataset"]["sample_id"] == "column 'sample_id'"
+    assert found["dataset"]["sample_id"] == "column 'sample_id', row of the embeddings"
     assert found["signals"]["weight"]["parameter"] == WEIGHT
     gradients = rows("gradients/weight")
     assert gradients.column("kind").to_pylist().count("step") == 6
@@ -154,6 +154,33 @@ def test_the_command_line_lies_over_the_run_file(here):
     assert list(found["signals"]) == ["hidden"]
     assert len(rows("steps", "k3")) == 2
     assert not (here / "run").exists()
+
+
+def test_a_column_of_keys_finds_the_rows_of_embeddings_with_ids(here, capsys):
+    keys = [f"p{i}" for i in range(N)]
+    np.savez("E.npz", embeddings=MATRIX[::-1], ids=np.array(keys[::-1]))
+    write_rows(Path("keyed.jsonl"), uid=keys)
+    organizer = {**ORGANIZER, "embeddings": "E.npz", "id_column": "uid"}
+    assert sft(dataset_name="keyed.jsonl", organizer=organizer, recorder=RECORDER) == 0
+    plan = SDO(MATRIX[::-1], k=2, seed=617).plan(4)
+    assert rows("steps").column("sample_ids").to_pylist() == plan.batches(0, 6).tolist()
+    assert info()["dataset"]["sample_id"] == "row of the embeddings whose id is in column 'uid'"
+    assert info()["embeddings"]["ids"] == "strings"
+    capsys.readouterr()
+    # Without the embeddings nothing says what the keys mean.
+    assert sft(dataset_name="keyed.jsonl", organizer={"name": "uniform", "id_column": "uid"}) == 2
+    assert (
+        "column 'uid' holds other things than row numbers, and organizer.embeddings is missing"
+        in capsys.readouterr().err
+    )
+
+
+def test_ids_that_no_column_names_leave_the_position(here, capsys):
+    np.savez("E.npz", embeddings=MATRIX, ids=np.arange(N)[::-1])  # would match positions, wrongly
+    assert sft(organizer={**ORGANIZER, "embeddings": "E.npz"}, recorder=RECORDER) == 0
+    assert "bring ids, the data have no column 'sample_id': row i of the data is taken" in capsys.readouterr().err
+    plan = SDO(MATRIX, k=2, seed=617).plan(4)
+    assert rows("steps").column("sample_ids").to_pylist() == plan.batches(0, 6).tolist()
 
 
 def test_everything_on_the_command_line(here):

@@ -1,0 +1,365 @@
+"""Where texts come from: JSON Lines, CSV, Parquet, a local dataset folder or a dataset of the hub.
+
+A source is read as a stream and may be read again: nothing here holds a corpus in memory. What exists on disk comes
+before a hub id of the same name, and a folder counts only if it holds data (datasets#5228, #6837).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdo.errors import InputError
+
+Row = dict[str, Any]
+_BATCH = 1024
+_HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
+_DATA = ("*.jsonl", "*.json", "*.csv", "*.parquet", "*.arrow", "state.json", "dataset_info.json")
+_THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of a row becomes its text.
+
+    Attributes
+    ----------
+    column
+        Holds strings, or chats: lists of ``{"role": ..., "content": ...}``.
+    role
+        Of a chat, all messages of this role, joined by blank lines in their order; None takes "user", and accepts plain
+        strings as well.
+    id_column
+        Holds each row's id, an integer or a string; None takes none.
+    strip_think
+        Whether to leave out ``<think>`` blocks: one that is never closed ends with the text, one that was opened by
+        the chat template begins with it.
+    """
+
+    column: str
+    role: str | None = None
+    id_column: str | None = None
+    strip_think: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows that can be read again and again.
+
+    Attributes
+    ----------
+    name
+        In words, with the kind of place: "file train.jsonl", "folder data, split train", "hub dataset openai/gsm8k".
+    rows
+        Starts reading the named columns; yields where a row stands, for errors, and the row.
+    path
+        The file or folder, or None.
+    """
+
+    name: str
+    rows: Callable[[Sequence[str]], Iterator[tuple[str, Row]]]
+    path: Path | None = None
+
+    def texts(self, selection: Selection, *, limit: int | None = None) -> Iterator[tuple[Any, str]]:
+        """Yield the id (None without an id column) and the text of each row, in order.
+
+        Raises
+        ------
+        InputError
+            Naming the row that lacks the column or holds something else, or saying that there are no rows.
+        """
+        if limit is not None and limit < 1:
+            raise InputError(f"limit is {limit}, expected at least 1")
+        columns = [selection.column] if selection.id_column is None else [selection.column, selection.id_column]
+        count = 0
+        for where, row in self.rows(columns):
+            text = _text_of(_cell(row, selection.column, where), selection, where)
+            yield None if selection.id_column is None else _id_of(row, selection.id_column, where), text
+            count += 1
+            if count == limit:
+                return
+        if not count:
+            raise InputError(f"{self.name} holds no rows; expected at least one text")
+
+
+@dataclass
+class Survey:
+    """What one pass over the texts finds.
+
+    Attributes
+    ----------
+    rows, characters
+        How many.
+    texts_sha256
+        SHA-256 of the texts as a JSON array, ASCII only: ``json.dumps(list_of_texts)``.
+    ids
+        One for each row, or None; CSV knows strings only, so ids that are all written as whole numbers become integers.
+    """
+
+    rows: int = 0
+    characters: int = 0
+    texts_sha256: str = ""
+    ids: list[Any] | None = None
+
+
+@dataclass
+class TextDigest:
+    """The SHA-256 of texts that come one by one; equals that of ``json.dumps(list_of_texts)``."""
+
+    _hash: Any = field(default_factory=lambda: hashlib.sha256(b"["))
+    _empty: bool = True
+
+    def add(self, text: str) -> None:
+        """Count in one more text."""
+        self._hash.update((b"" if self._empty else b", ") + json.dumps(text).encode("ascii"))
+        self._empty = False
+
+    def hexdigest(self) -> str:
+        """The digest of the texts so far."""
+        whole = self._hash.copy()
+        whole.update(b"]")
+        return str(whole.hexdigest())
+
+
+def survey(source: Source, selection: Selection, *, limit: int | None = None) -> Survey:
+    """Read all texts once: count them, take their digest and keep their ids.
+
+    Raises
+    ------
+    InputError
+        As :meth:`Source.texts` does.
+    """
+    found, digest = Survey(ids=None if selection.id_column is None else []), TextDigest()
+    for key, text in source.texts(selection, limit=limit):
+        digest.add(text)
+        found.rows += 1
+        found.characters += len(text)
+        if found.ids is not None:
+            found.ids.append(key)
+    found.texts_sha256 = digest.hexdigest()
+    if found.ids and source.path is not None and source.path.suffix.lower() == ".csv":
+        found.ids = _whole_numbers(found.ids)
+    return found
+
+
+def open_source(name: str, *, split: str | None = None, config: str | None = None) -> Source:
+    """Find out what a name means, without reading the rows.
+
+    Parameters
+    ----------
+    name
+        In this order: an existing file (``.jsonl``, ``.json``, ``.csv``, ``.parquet``); an existing folder that holds
+        data, as ``load_dataset`` or ``load_from_disk`` reads it; a hub id.
+    split
+        Of a folder or a hub dataset, slices such as ``train[:1000]`` included; "train" by default.
+    config
+        Configuration of a hub dataset.
+
+    Raises
+    ------
+    InputError
+        If there is no such source, or no network to fetch it.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        readers = {".jsonl": _jsonl, ".json": _jsonl, ".csv": _csv, ".parquet": _parquet}
+        reader = readers.get(path.suffix.lower())
+        if reader is None:
+            raise InputError(f"{name} ends in {path.suffix or 'nothing'}; expected .jsonl, .csv or .parquet")
+        if split is not None or config is not None:
+            raise InputError(f"{name} is a file and has neither splits nor configurations; mend: leave them out")
+        return Source(f"file {name}", lambda columns: reader(path, columns), path)
+    holds_data = path.is_dir() and any(next(path.rglob(pattern), None) for pattern in _DATA)
+    names_a_file = path.suffix.lower() in (".jsonl", ".json", ".csv", ".parquet")
+    if not holds_data and (names_a_file or not _HUB_ID.fullmatch(name)):
+        there = "holds no data files" if path.is_dir() else "no such file or folder"
+        raise InputError(f"{name}: {there}; expected a .jsonl, .csv or .parquet file, a folder with such, or a hub id")
+    kind = "folder" if holds_data else "hub dataset"
+    dataset = load_split(name, config, split or "train", path if holds_data else None)
+    title = f"{kind} {name}, split {split or 'train'}"
+    return Source(title, lambda columns: _dataset_rows(dataset, columns, title), path if holds_data else None)
+
+
+def load_split(name: str, config: str | None, split: str, folder: Path | None) -> Any:
+    """Load one split with ``datasets``, which maps it into memory; its many errors become one line.
+
+    Parameters
+    ----------
+    name
+        A hub id, or the folder as the user wrote it.
+    config
+        Configuration of a hub dataset.
+    split
+        A split or a slice of it.
+    folder
+        The folder, where it is one.
+
+    Raises
+    ------
+    InputError
+        If ``datasets`` is missing, or cannot load the split.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(
+            f"{name} needs the package datasets, which is not installed; expected it for folders and hub ids; "
+            "mend: pip install 'sdo-toolkit[encode]'"
+        ) from error
+    datasets.disable_progress_bars()
+    place = "hub id" if folder is None else "folder"
+    try:
+        if folder is not None and ((folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()):
+            loaded = datasets.load_from_disk(str(folder))
+            if isinstance(loaded, datasets.DatasetDict):
+                if split not in loaded:
+                    raise ValueError(f"no such split; splits there: {', '.join(loaded)}")
+                return loaded[split]
+            return loaded
+        return datasets.load_dataset(str(folder or name), config, split=split)
+    except Exception as error:  # datasets raises many kinds for missing, offline and malformed sources
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"{name} ({place}), split {split}: {first_line:.200}; expected a dataset that datasets can load; "
+            "mend: check name, configuration and split; offline, a hub dataset has to be in the local cache"
+        ) from error
+
+
+def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    try:
+        # Bytes, not text: a decoding error can then name its line.
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+                if line.strip():
+                    where = f"{path}, line {number}"
+                    yield where, _json_row(line, where)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; expected a JSON Lines file") from error
+
+
+def _json_row(line: bytes, where: str) -> Row:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested thousands deep
+        reason = getattr(error, "msg", str(error))
+        raise InputError(f"{where}: not JSON ({reason}); expected one JSON object a line") from error
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: a JSON {type(row).__name__}; expected an object, one a line")
+    return row
+
+
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    csv.field_size_limit(2**31 - 1)  # texts are longer than the module's 128 KiB
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            for row in reader:
+                where = f"{path}, line {reader.line_num}"
+                if None in row or None in row.values():
+                    raise InputError(
+                        f"{where}: another number of fields than the header's {len(reader.fieldnames or ())}"
+                    )
+                yield where, row
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except csv.Error as error:
+        raise InputError(f"{path}: not CSV ({error}); expected commas and a header line") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; expected a CSV file") from error
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            number = 0
+            _require(columns, file.schema_arrow.names, str(path))
+            for batch in file.iter_batches(batch_size=_BATCH, columns=list(dict.fromkeys(columns))):
+                for row in batch.to_pylist():
+                    yield f"{path}, row {number}", row
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is no readable Parquet file ({str(error).splitlines()[0]:.80})") from error
+
+
+def _dataset_rows(dataset: Any, columns: Sequence[str], title: str) -> Iterator[tuple[str, Row]]:
+    _require(columns, dataset.column_names, title)
+    for number, row in enumerate(dataset.select_columns(list(dict.fromkeys(columns)))):
+        yield f"{title}, row {number}", row
+
+
+def _require(columns: Sequence[str], there: Sequence[str], where: str) -> None:
+    missing = [column for column in columns if column not in there]
+    if missing:
+        raise InputError(f"{where}: no column {missing[0]!r}; columns there: {', '.join(map(repr, there)) or 'none'}")
+
+
+def _cell(row: Row, column: str, where: str) -> Any:
+    _require([column], list(row), where)
+    return row[column]
+
+
+def _text_of(cell: Any, selection: Selection, where: str) -> str:
+    """The text of one cell, or say at `where` what is wrong with it."""
+    what = f"{where}: column {selection.column!r}"
+    if isinstance(cell, str):
+        if selection.role is not None:
+            raise InputError(f"{what} holds text; expected a chat, as role is {selection.role!r}; mend: leave role out")
+        text = cell
+    elif isinstance(cell, list):
+        text = _messages(cell, selection.role or "user", what)
+    else:
+        raise InputError(f"{what} holds {cell!r:.60} ({type(cell).__name__}), expected a string or a chat")
+    return _without_thoughts(text) if selection.strip_think else text
+
+
+def _messages(chat: list[Any], role: str, what: str) -> str:
+    texts: list[str] = []
+    roles: list[str] = []
+    for message in chat:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise InputError(f"{what} holds the message {message!r:.60}; expected {{'role': ..., 'content': ...}}")
+        roles.append(str(message["role"]))
+        if message["role"] != role:
+            continue
+        content = message["content"]
+        if isinstance(content, list):  # parts: those that are text
+            content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
+        if not isinstance(content, str):
+            raise InputError(f"{what} holds the content {content!r:.60}; expected a string")
+        texts.append(content)
+    if not texts:
+        raise InputError(f"{what} holds no message of role {role!r}; roles there: {', '.join(roles) or 'none'}")
+    return "\n\n".join(texts)
+
+
+def _without_thoughts(text: str) -> str:
+    if "<think>" not in text and "</think>" not in text:
+        return text
+    left = _THINK.sub("", text)
+    return left.rpartition("</think>")[2].strip()
+
+
+def _id_of(row: Row, column: str, where: str) -> Any:
+    key = _cell(row, column, where)
+    if isinstance(key, bool) or not isinstance(key, int | str):
+        raise InputError(f"{where}: id column {column!r} holds {key!r:.60}; expected an integer or a string")
+    return key
+
+
+def _whole_numbers(ids: list[str]) -> list[Any]:
+    """Ids as integers if each is written as one; 007 is not, since 7 would be another string."""
+    if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", key, re.ASCII) for key in ids):
+        return [int(key) for key in ids]
+    return list(ids)
