@@ -244,7 +244,7 @@ def batch_coherence_series(
     of
         Whose gradients are compared, for the axis label: ``"samples"`` or ``"micro-batches"``.
     window
-        Defined steps in the centred running mean, cut at the ends; by default a twentieth of them, 7 at
+        Defined steps in the centred running mean, cut at the ends; by default a twentieth of them, 3 at
         least.
     title
         Drawn as it is.
@@ -264,10 +264,11 @@ def batch_coherence_series(
             continue
         colour = COLOURS[position % len(COLOURS)]
         style = ("-", "--", ":")[position // len(COLOURS) % 3]
-        wide = max(7, len(value) // 20) if window is None else window
-        axes.plot(step, value, ".", color=colour, alpha=0.5, markersize=5, markeredgewidth=0)
+        wide = min(len(value), max(3, len(value) // 20) if window is None else window)
+        size = 9 if len(value) <= 50 else 5
+        axes.plot(step, value, ".", color=colour, alpha=0.6, markersize=size, markeredgewidth=0)
         handles += axes.plot(step, _running_mean(value, wide), style, color=colour, linewidth=1.8)
-        labels.append(f"{plain_text(name)} (line: mean over {wide} of {len(value)} steps)")
+        labels.append(f"{plain_text(name)} ({len(value)} steps; line: mean over {wide} of them)")
     if not handles:
         _message(axes, "no step with two defined gradients:\nnothing to compare")
         return figure, axes

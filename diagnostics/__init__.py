@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.examination import doctor
 from diagnostics.recorder import GradientRecorder
+from diagnostics.scalars import log_scalars
 
-__all__ = ["GradientRecorder"]
+__all__ = ["Diagnosis", "GradientRecorder", "doctor", "log_scalars"]

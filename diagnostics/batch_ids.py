@@ -46,6 +46,46 @@ class BatchIds:
 Listener = Callable[[BatchIds], None]
 
 
+class StepScalars:
+    """Figures of the steps since the trainer last logged, from whoever knows them.
+
+    Examples
+    --------
+    >>> scalars = StepScalars()
+    >>> for value in (0.2, 0.4):
+    ...     scalars.add("within_batch_cosine", value)
+    ...     scalars.put("coverage", value)
+    >>> scalars.take()
+    {'within_batch_cosine': 0.30000000000000004, 'coverage': 0.4}
+    >>> scalars.take()
+    {}
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+        self._states: dict[str, float] = {}
+
+    def add(self, name: str, value: float) -> None:
+        """Note a step's value of which the mean is wanted."""
+        total_and_count = self._values.setdefault(name, [0.0, 0.0])
+        total_and_count[0] += value
+        total_and_count[1] += 1
+
+    def put(self, name: str, value: float) -> None:
+        """Note a state of which the latest value is wanted."""
+        self._states[name] = value
+
+    def take(self) -> dict[str, float]:
+        """Return the figures and begin anew."""
+        figures = {name: total / count for name, (total, count) in self._values.items()} | self._states
+        self.clear()
+        return figures
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._values, self._states = {}, {}
+
+
 class IdChannel:
     """Tells subscribers which samples a model is being trained on.
 
@@ -59,12 +99,15 @@ class IdChannel:
         The plan that the trainer follows, or None.
     trained
         Its trained ledger, shape ``(n,)``, aligned with ``plan.ids``; kept by the organizer's callback, or None.
+    scalars
+        Figures of the latest steps, for :func:`diagnostics.log_scalars`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.source = "position in the prepared dataset"
         self.plan: Plan | None = None
         self.trained: NDArray[np.int64] | None = None
+        self.scalars = StepScalars()
         self._ids: NDArray[np.int64] | None = None
         self._last: BatchIds | None = None
         self._subscribers: list[Listener] = []
@@ -77,6 +120,11 @@ class IdChannel:
         if channel is None:
             channel = _channels[model] = cls(model)
         return channel
+
+    @classmethod
+    def peek(cls, model: nn.Module) -> IdChannel | None:
+        """Return the model's channel where one is open."""
+        return _channels.get(model)
 
     def name_positions(self, ids: NDArray[np.int64], source: str) -> None:
         """Give the id of each dataset position.

@@ -21,9 +21,9 @@ from diagnostics.losses import SampleLosses, sample_losses
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow, check_free
 from diagnostics.scaling import loss_scale
-from diagnostics.signals import HiddenTap, MicroBatch, WeightTap, find_decoder, find_weight
-from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
-from diagnostics.step_rows import hidden_rows, weight_rows
+from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
+from diagnostics.sketch import exact_norm
+from diagnostics.step_rows import hidden_rows, sample_coherence, weight_rows
 from sdo.errors import InputError
 from sdo.plan import describe_difference
 
@@ -63,8 +63,10 @@ class Recording:
         self._held_out_seen = 0
         self._forward_hook: Any = None
         self.log: RunLog
-        self._weight = self._make_weight_tap(model) if "weight" in options.signals else None
-        self._hidden = self._make_hidden_tap(model) if "hidden" in options.signals else None
+        k, shared = options.sketch_size, (self._current, self._clock)
+        wanted = options.signals
+        self._weight = WeightTap.of(model, options.weight, k, *shared) if "weight" in wanted else None
+        self._hidden = HiddenTap.of(model, k, *shared) if "hidden" in wanted else None
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
 
@@ -89,12 +91,7 @@ class Recording:
             As :class:`~diagnostics.GradientRecorder` says.
         """
         check_launch(type(args), args, "SFTConfig")
-        dataset = getattr(loader, "dataset", None)
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise InputError(
-                "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
-                "mend: load it without streaming"
-            )
+        require_positions(getattr(loader, "dataset", None))
         recording = cls(options, model, state.global_step, float(args.max_grad_norm or 0))
         taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
         try:
@@ -103,6 +100,7 @@ class Recording:
         except BaseException:
             recording.release()
             raise
+        recording._channel.scalars.clear()
         recording._channel.subscribe(recording._begin_micro_batch)
         recording._channel.install(loader)
         for tap in taps.values():
@@ -204,6 +202,9 @@ class Recording:
             rows = hidden_rows(self._step, self._micros, self._hidden.sketch, norm_state, with_samples)
             for row, sketch in rows:
                 self.log.add_gradient("hidden", row, sketch)
+            coherence = sample_coherence(self._micros) if with_samples else None
+            if coherence is not None:
+                self._channel.scalars.add("batch_coherence", coherence)
             if self._hidden.check is not None:
                 self._hidden.check_step(self._step, self._micros)
         checks = [tap.check for tap in (self._weight, self._hidden) if tap is not None and tap.check is not None]
@@ -240,14 +241,10 @@ class Recording:
         if not self._micros:
             self.release()
             raise RuntimeError(f"step {self._step}: {no_ids_came()}")
-        silent = {
-            "weight": "its parameter got no gradient in backward: the loss does not reach it, or it is sharded",
-            "hidden": "the decoder's output was not part of the loss, or gradients were disabled",
-        }
         for signal in self._options.signals:
             if all(getattr(micro, signal) is None for micro in self._micros):
                 self.release()
-                raise RuntimeError(f"signal {signal!r} did not fire in the first step: {silent[signal]}")
+                raise RuntimeError(f"signal {signal!r} did not fire in the first step: {SILENT[signal]}")
 
     # ------------------------------------------------------------------ evaluations
 
@@ -363,22 +360,6 @@ class Recording:
             if tap is not None and name in self.log.info.get("sketch_check", {}):
                 tap.check = None  # the first steps were checked before
 
-    def _make_weight_tap(self, model: nn.Module) -> WeightTap:
-        weight = find_weight(model, self._options.weight)
-        return WeightTap(
-            weight=weight,
-            sketch=GradientSketch(tuple(weight.parameter.shape), k=self._options.sketch_size),
-            check=SketchCheck(),
-            current=self._current,
-            clock=self._clock,
-        )
-
-    def _make_hidden_tap(self, model: nn.Module) -> HiddenTap:
-        decoder, width = find_decoder(model)
-        sketch = GradientSketch((width,), k=self._options.sketch_size)
-        check = None if sketch.kind == "identity" else SketchCheck()
-        return HiddenTap(decoder=decoder, sketch=sketch, check=check, current=self._current, clock=self._clock)
-
     def _current(self) -> tuple[int, list[MicroBatch]]:
         return self._step, self._micros
 
@@ -390,6 +371,15 @@ class Recording:
             yield
         finally:
             self._seconds += time.perf_counter() - started
+
+
+def require_positions(dataset: Any) -> None:
+    """Refuse an iterable training dataset, whose rows have no positions to be known by."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise InputError(
+            "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
+            "mend: load it without streaming"
+        )
 
 
 def _goes_in_order(loader: Any, seen: int) -> bool:

@@ -7,7 +7,6 @@ module.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +17,16 @@ from torch import nn
 
 from diagnostics.batch_ids import BatchIds
 from diagnostics.losses import SampleLosses
+from diagnostics.names import adapter_names, resolve_name
 from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
 from sdo.errors import InputError
 
 SIGNALS = ("weight", "hidden")
+# Why a signal can stay silent.
+SILENT = {
+    "weight": "its parameter got no gradient in backward: the loss does not reach it, or it is sharded",
+    "hidden": "the decoder's output was not part of the loss, or gradients were disabled",
+}
 
 
 @dataclass(eq=False)
@@ -62,6 +67,10 @@ class MicroBatch:
         return list(self.ids.tokens or [0] * len(self.ids.sample_ids))
 
 
+Current = Callable[[], tuple[int, list[MicroBatch]]]  # the step under way and its micro-batches so far
+Clock = Callable[[], Any]  # a context that counts the time spent in it
+
+
 @dataclass(frozen=True, eq=False)
 class NamedWeight:
     """The parameter that the ``weight`` signal follows.
@@ -89,12 +98,14 @@ def find_weight(model: nn.Module, name: str | None = None) -> NamedWeight:
     model
         The model in training.
     name
-        A parameter's full name; by default the last trainable matrix in the model's own order.
+        A parameter's name, with or without what wrappers add to it (see :func:`diagnostics.names.plain_name`); by
+        default the last trainable matrix in the model's own order, which under LoRA is one of the adapter's.
 
     Raises
     ------
     InputError
-        If there is no such parameter, or it is frozen; the nearest trainable names are listed.
+        If there is no such parameter, several match, or it is frozen; the matches or the nearest trainable names are
+        listed.
     """
     named = dict(model.named_parameters(remove_duplicate=False))
     trainable = {n: p for n, p in named.items() if p.requires_grad}
@@ -106,12 +117,8 @@ def find_weight(model: nn.Module, name: str | None = None) -> NamedWeight:
         if not own:
             raise InputError("the model has no trainable matrix; expected one; mend: signals=['hidden']")
         name = own[-1]
-    if name not in named:
-        raise InputError(f"there is no parameter {name!r}; nearest trainable names: {_nearest(name, trainable)}")
-    if name not in trainable:
-        raise InputError(
-            f"parameter {name!r} is frozen and gets no gradient; nearest trainable names: {_nearest(name, trainable)}"
-        )
+    else:
+        name = resolve_name(name, list(named), list(trainable), adapter_names(model))
     tied = tuple(n for n, p in named.items() if p is named[name] and n != name)
     return NamedWeight(name=name, parameter=named[name], tied=tied)
 
@@ -140,11 +147,6 @@ def find_decoder(model: nn.Module) -> tuple[nn.Module, int]:
     return decoder, int(unwrapped.config.get_text_config().hidden_size)
 
 
-def _nearest(name: str, known: dict[str, Any], count: int = 3) -> str:
-    close = difflib.get_close_matches(name, known, n=count, cutoff=0.3)
-    return ", ".join(close or list(known)[-count:])
-
-
 @dataclass(eq=False)
 class WeightTap:
     """Catches the gradient of one parameter, micro-batch by micro-batch and accumulated.
@@ -158,10 +160,17 @@ class WeightTap:
     weight: NamedWeight
     sketch: GradientSketch
     check: SketchCheck | None
-    current: Callable[[], tuple[int, list[MicroBatch]]]
-    clock: Callable[[], Any]
+    current: Current
+    clock: Clock
     step_norm: float | None = None
     _handles: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: nn.Module, name: str | None, k: int, current: Current, clock: Clock) -> WeightTap:
+        """Make the tap of a parameter, as :func:`find_weight` finds it, with sketches of length k."""
+        weight = find_weight(model, name)
+        sketch = GradientSketch(tuple(weight.parameter.shape), k=k)
+        return cls(weight=weight, sketch=sketch, check=SketchCheck(), current=current, clock=clock)
 
     def register(self) -> None:
         """Hook the parameter."""
@@ -216,9 +225,17 @@ class HiddenTap:
     decoder: nn.Module
     sketch: GradientSketch
     check: SketchCheck | None
-    current: Callable[[], tuple[int, list[MicroBatch]]]
-    clock: Callable[[], Any]
+    current: Current
+    clock: Clock
     _handles: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: nn.Module, k: int, current: Current, clock: Clock) -> HiddenTap:
+        """Make the tap of a model, as :func:`find_decoder` finds it, with sketches of length k."""
+        decoder, width = find_decoder(model)
+        sketch = GradientSketch((width,), k=k)
+        check = None if sketch.kind == "identity" else SketchCheck()
+        return cls(decoder=decoder, sketch=sketch, check=check, current=current, clock=clock)
 
     def register(self) -> None:
         """Hook the decoder."""

@@ -188,6 +188,12 @@ class GradientSketch:
             "column_buckets": self.column_buckets,
         }
 
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the hash tables made so far, on all devices; an identity needs none."""
+        tensors = [tensor for tables in self._tables.values() for tensor in tables.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
     def sketch(self, grad: torch.Tensor) -> torch.Tensor:
         """Sketch one gradient.
 
@@ -375,6 +381,10 @@ class SketchCheck:
         """Whether enough was seen: `add` takes no further step, `result` can be taken."""
         return self._result is not None or len(self._kept) == self._limit
 
+    def copies(self, size: int) -> int:
+        """Return how many gradients of ``size`` bytes are copied."""
+        return min(self._max_copies, max(2, self._max_bytes // max(size, 1)))
+
     def add(self, step: int, grad: torch.Tensor, sketch: torch.Tensor) -> None:
         """Copy one step's gradient and sketch, unless done.
 
@@ -388,8 +398,7 @@ class SketchCheck:
         if self.done:
             return
         if self._limit is None:
-            size = grad.numel() * grad.element_size()
-            self._limit = min(self._max_copies, max(2, self._max_bytes // max(size, 1)))
+            self._limit = self.copies(grad.numel() * grad.element_size())
         norm = exact_norm(grad)
         if norm == 0.0 or not math.isfinite(norm):
             self._skipped["zero_gradients" if norm == 0.0 else "non_finite_gradients"] += 1

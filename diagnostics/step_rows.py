@@ -85,6 +85,33 @@ def hidden_rows(
                 yield row("sample", number, [sample], count, vector)
 
 
+def sample_coherence(micros: list[MicroBatch]) -> float | None:
+    """Mean pairwise cosine of the samples' ``hidden`` gradients within a step.
+
+    Parameters
+    ----------
+    micros
+        The step's micro-batches.
+
+    Returns
+    -------
+    float or None
+        In [-1, 1]: ``(|sum u|**2 - m) / (m (m - 1))`` over the m unit gradients u, in float64. None with fewer than two
+        that are finite and not zero. `analysis.batch_coherence` says the same of a stored run; source as there.
+    """
+    rows = [micro.hidden.double() for micro in micros if micro.hidden is not None]
+    if not rows:
+        return None
+    norms = torch.linalg.vector_norm(torch.cat(rows), dim=1)
+    usable = torch.isfinite(norms) & (norms > 0)
+    unit = torch.cat(rows)[usable] / norms[usable, None]
+    count = len(unit)
+    if count < 2:
+        return None
+    total = float(unit.sum(dim=0).square().sum())
+    return min(1.0, max(-1.0, (total - count) / (count * (count - 1))))
+
+
 def make_row(
     step: int,
     kind: str,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.launch import check_launch, no_ids_came
+from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
+from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
 from sdo.organizer import Organizer
 from sdo.plan import Plan, describe_difference
@@ -51,9 +54,11 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     Notes
     -----
     One optimizer step trains exactly one batch of ``per_device_train_batch_size * gradient_accumulation_steps``
-    samples. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own epochs run on underneath.
+    samples. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own epochs run on underneath. The
+    trainer's log carries ``sdo/…`` figures, see :func:`diagnostics.log_scalars`.
     """
-    _check_trainer(trainer)
+    for refusal in _refusals(trainer):
+        raise InputError(refusal)
     dataset_ids, source = _dataset_ids(trainer, organizer, id_column)
     plan = organizer.plan(_step_samples(trainer), rows=dataset_ids)
     return Handle(trainer, plan, dataset_ids, source)
@@ -88,6 +93,7 @@ class Handle:
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
         trainer._get_train_sampler = lambda *args, **kwargs: self.sampler
+        self._log = log_scalars(trainer)
 
     @property
     def trained(self) -> NDArray[np.int64]:
@@ -100,6 +106,7 @@ class Handle:
             return
         del self._trainer._get_train_sampler
         self._trainer.remove_callback(self._callback)
+        self._log.detach()
         self._channel.plan = self._channel.trained = None
         self._channel.unsubscribe(self._callback.note_ids)
         self._trainer = None
@@ -149,6 +156,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self.trained[:] = self._plan.counts(state.global_step)
         for step in self._skipped:
             self.trained[self._plan.positions(self._plan.batch(step))] -= 1
+        self._channel.scalars.clear()
         self._channel.install(kwargs["train_dataloader"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -174,6 +182,15 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             self._skipped.append(step)
         else:
             self.trained[self._plan.positions(planned)] += 1
+        self._note_scalars(planned)
+
+    def _note_scalars(self, batch: NDArray[np.int64]) -> None:
+        scalars, embeddings = self._channel.scalars, self._plan.organizer.embeddings
+        scalars.put("coverage", float((self.trained > 0).mean()))
+        if embeddings is not None:
+            cosine = float(within_batch_cosine(embeddings.unit, embeddings.valid, batch[None])[0])
+            if not math.isnan(cosine):
+                scalars.add("within_batch_cosine", cosine)
 
 
 def _step_samples(trainer: Trainer) -> int:
@@ -182,26 +199,60 @@ def _step_samples(trainer: Trainer) -> int:
     return int(args.train_batch_size) * int(args.gradient_accumulation_steps)
 
 
-def _check_trainer(trainer: Any) -> None:
-    """Refuse, by name, what is not supported."""
+def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id") -> list[str]:
+    """Return every reason why :func:`attach` would refuse, each with its remedy; nothing is changed.
+
+    Parameters
+    ----------
+    trainer, organizer, id_column
+        As for :func:`attach`.
+    """
+    found = list(_refusals(trainer))
+    if not found:  # the rows of a trainer that is refused anyway, packed for instance, would only confuse
+        try:
+            dataset_ids, _ = _dataset_ids(trainer, organizer, id_column)
+            organizer.plan(_step_samples(trainer), rows=dataset_ids)
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+def _is_map_style(dataset: Any) -> bool:
+    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return sized and not isinstance(dataset, IterableDataset)
+
+
+def _refusals(trainer: Any) -> Iterator[str]:
+    """Yield, by name, what is not supported."""
     if not isinstance(trainer, Trainer):
-        raise InputError(f"attach got a {type(trainer).__name__}; expected a transformers or TRL trainer")
+        yield f"attach got a {type(trainer).__name__}; expected a transformers or TRL trainer"
+        return
     if "_get_train_sampler" in vars(trainer):
-        raise InputError(
+        yield (
             "this trainer already has an organizer or another replaced sampler; expected none; "
             "mend: call detach() on the handle of the first attach"
         )
-    check_launch(type(trainer), getattr(trainer, "args", None), "SFTTrainer")
-    args = trainer.args
+    try:
+        check_launch(type(trainer), getattr(trainer, "args", None), "SFTTrainer")
+    except InputError as error:
+        yield str(error)
+        return
     if trainer.train_dataset is None:
-        raise InputError("the trainer has no train_dataset; expected the dataset that the embeddings belong to")
-    map_style = hasattr(trainer.train_dataset, "__len__") and hasattr(trainer.train_dataset, "__getitem__")
-    if not map_style or isinstance(trainer.train_dataset, IterableDataset):
-        raise InputError(
+        yield "the trainer has no train_dataset; expected the dataset that the embeddings belong to"
+    elif not _is_map_style(trainer.train_dataset):
+        yield (
             "the training dataset is iterable; expected a map-style dataset, whose rows can be asked for in any "
             "order; mend: load it without streaming"
         )
-    refused = {
+    for option, (is_set, why) in _refused_options(trainer).items():
+        if is_set:
+            yield f"{option} is set; an organizer cannot work with it: {why}"
+
+
+def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
+    """Return for each option whether it is set, why that cannot be, and the remedy."""
+    args = trainer.args
+    return {
         "packing": (getattr(args, "packing", False), "a packed row mixes samples; mend: packing=False"),
         "auto_find_batch_size": (
             getattr(args, "auto_find_batch_size", False),
@@ -232,9 +283,6 @@ def _check_trainer(trainer: Any) -> None:
             "it would compete with the organizer; mend: leave it 'random'",
         ),
     }
-    for option, (is_set, why) in refused.items():
-        if is_set:
-            raise InputError(f"{option} is set; an organizer cannot work with it: {why}")
 
 
 def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[NDArray[np.int64], str]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from sdo.cli.outputs import check_outputs, make_folder
-from sdo.embeddings import Embeddings, within_batch_cosine
+from sdo.embeddings import Embeddings
 from sdo.errors import InputError
+from sdo.figures import epoch_figures
 from sdo.files import write_atomically
 from sdo.organizer import SDO, Graph, Locality, OnInvalid, Organizer, Uniform, Visit
 
 if TYPE_CHECKING:
-    from sdo.plan import EpochPlan, Plan
+    from sdo.plan import EpochPlan
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         warnings.simplefilter("always")
         epochs = [plan.epoch(e) for e in range(args.epochs)]
     notes = sorted({str(entry.message) for entry in caught})
-    figures = epoch_figures(plan, embeddings, organizer_seed=args.seed, epochs=args.epochs)
+    figures = epoch_figures(plan, uniform_seed=args.seed, epochs=args.epochs)
     described = {
         **plan.describe(),
         "fingerprint": plan.fingerprint,
@@ -113,56 +114,6 @@ def run(args: argparse.Namespace) -> int:
         print("note: none but those that filled a last batch turned hot, so this plan is uniform shuffling")
     print(f"{args.out} ({sum(f['steps'] for f in figures)} steps), {record}")
     return 0
-
-
-def epoch_figures(plan: Plan, embeddings: Embeddings, *, organizer_seed: int, epochs: int) -> list[dict[str, Any]]:
-    """Return the figures of a plan's first epochs.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    embeddings
-        Its matrix, for within-batch cosines.
-    organizer_seed
-        Seed of the uniform batches that stand beside it.
-    epochs
-        How many.
-
-    Returns
-    -------
-    list of dict
-        Per epoch: ``organizer_epoch``, ``steps``, ``pool``, ``cold``, ``hot`` (after the epoch, over all samples),
-        ``exposure_min``, ``exposure_mean``, ``exposure_max`` (planned, after the epoch), ``within_batch_cosine`` (mean
-        over batches of the mean pairwise cosine) and ``uniform_within_batch_cosine`` of as many uniform batches.
-        Cosines are None at batch size 1.
-    """
-    uniform = Uniform(embeddings, seed=organizer_seed).plan(plan.batch_size)
-    figures: list[dict[str, Any]] = []
-    for e in range(epochs):
-        epoch = plan.epoch(e)
-        same_steps = uniform.batches(epoch.first_step, epoch.first_step + epoch.steps)
-        figures.append(
-            {
-                "organizer_epoch": e,
-                "steps": epoch.steps,
-                "pool": len(epoch.pool),
-                "cold": epoch.cold,
-                "hot": epoch.hot,
-                "exposure_min": int(epoch.exposure.min()),
-                "exposure_mean": float(epoch.exposure.mean()),
-                "exposure_max": int(epoch.exposure.max()),
-                "within_batch_cosine": _mean_cosine(embeddings, epoch.batches),
-                "uniform_within_batch_cosine": _mean_cosine(embeddings, same_steps),
-            }
-        )
-    return figures
-
-
-def _mean_cosine(embeddings: Embeddings, batches: np.ndarray[Any, np.dtype[np.int64]]) -> float | None:
-    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
-    defined = cosine[~np.isnan(cosine)]
-    return float(defined.mean()) if len(defined) else None
 
 
 def _organizer(args: argparse.Namespace, embeddings: Embeddings) -> Organizer:

@@ -322,63 +322,16 @@ def check_before_loading(options: Options, resume: bool) -> None:
             check_free(options.recorder.out)
 
 
-def train(trainer: Any, organizer: Organizer | None, options: Options, resume: str | None) -> int:
-    """Attach, record, train, save and say in one line what happened.
-
-    Parameters
-    ----------
-    trainer
-        A trainer that is ready to train.
-    organizer
-        Attached where given.
-    options
-        The sections.
-    resume
-        A checkpoint's path, or None.
-
-    Returns
-    -------
-    int
-        0.
-    """
-    from diagnostics import GradientRecorder
-    from diagnostics.signals import find_weight
-    from sdo.trl import attach
-
-    if organizer is not None and options.organizer is not None:
-        attach(trainer, organizer, id_column=options.organizer.id_column)
-    recorder = options.recorder
-    if recorder is not None and recorder.out is not None:
-        if "weight" in recorder.signals:
-            find_weight(trainer.model, recorder.weight)
-        trainer.add_callback(
-            GradientRecorder(
-                recorder.out,
-                signals=recorder.signals,
-                weight=recorder.weight,
-                sample_every=recorder.sample_every,
-                sketch_size=recorder.sketch_size,
-                evaluations=recorder.evaluations,
-            )
-        )
-    result = trainer.train(resume_from_checkpoint=resume)
-    if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
-        trainer.save_model(trainer.args.output_dir)
-    where = f"; run folder {recorder.out}" if recorder is not None else ""
-    print(f"{result.global_step} steps, mean training loss {result.training_loss:.4f}{where}")
-    return 0
-
-
 def add_training_parser(
-    subparsers: argparse._SubParsersAction[Any], name: str, help_text: str, example: str
+    subparsers: argparse._SubParsersAction[Any], name: str, help_text: str, example: str, more: str = ""
 ) -> argparse.ArgumentParser:
-    """Add a training command: ``--config`` and whatever TRL's dataclasses take."""
+    """Add a training command: ``--config`` and whatever TRL's dataclasses take; ``more`` ends its description."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name,
         help=help_text,
         description=f"{help_text[0].upper()}{help_text[1:]}. Takes TRL's own arguments, on the command line or in a "
         "YAML run file, with two more sections: organizer (what each batch holds) and recorder (what is written down). "
-        "Sections are overridden with dots, as in --organizer.k 8.",
+        f"Sections are overridden with dots, as in --organizer.k 8.{more}",
         epilog=f"example: {example}",
     )
     parser.add_argument("--config", metavar="RUN.yaml", help="run file with TRL's keys, organizer: and recorder:")

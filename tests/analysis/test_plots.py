@@ -139,7 +139,7 @@ def test_series_show_every_step_and_a_running_mean():
     dots, line = axes.lines[:2]
     assert dots.get_xdata().tolist() == [7, 9, 10, 11]
     assert line.get_ydata() == pytest.approx([0.2, 0.3, 1 / 3, 0.35])
-    assert axes.get_legend().get_texts()[0].get_text() == "a (line: mean over 3 of 4 steps)"
+    assert axes.get_legend().get_texts()[0].get_text() == "a (4 steps; line: mean over 3 of them)"
 
 
 def test_series_without_data_give_a_message():

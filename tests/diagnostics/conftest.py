@@ -6,7 +6,8 @@ import contextlib
 import functools
 import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,17 @@ import pytest
 import torch
 from datasets import Dataset
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    Qwen3Config,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
@@ -26,6 +37,7 @@ from sdo import SDO, attach, tinymodel, wordproblems
 ROWS, HIDDEN = 14, 32
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAST_MATRIX, FIRST_QUERY = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+ADAPTER = "base_model.model.model.layers.1.mlp.down_proj.lora_{}.default.weight"
 MASKED_ROW = 5  # its labels are all masked where a case asks for such a sample
 OVERFLOWING_STEP = 2  # of the case with a loss scaler
 LEARNING_RATE = 1e-2
@@ -46,27 +58,56 @@ def make_tokenizer() -> Any:
     return tinymodel.build(texts, seed=0, hidden=HIDDEN, layers=1, vocab=300)[1]
 
 
-def make_model(*, tied: bool = True, seed: int = 0) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=len(make_tokenizer()),
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=tied,
-        pad_token_id=make_tokenizer().pad_token_id,
-        eos_token_id=make_tokenizer().eos_token_id,
-        bos_token_id=None,
-    )
+def make_config(arch: str, tied: bool) -> Any:
+    """Two layers of the shape of a family of models, without dropout."""
+    tokenizer = make_tokenizer()
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    shared = {"vocab_size": len(tokenizer), "tie_word_embeddings": tied, **ids}
+    if arch == "gpt2":
+        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        return GPT2Config(n_positions=256, n_embd=HIDDEN, n_layer=2, n_head=4, **still, **shared)
+    shared |= {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
+    head = {"head_dim": HIDDEN // 4}
+    gemma = {**head, "query_pre_attn_scalar": HIDDEN // 4, "sliding_window": 8, "attn_implementation": "eager"}
+    make = {
+        "llama": lambda: LlamaConfig(**shared),
+        "qwen3": lambda: Qwen3Config(**shared, **head),
+        "gemma2": lambda: Gemma2Config(**shared, **gemma, final_logit_softcapping=5.0),
+        "gemma3": lambda: Gemma3TextConfig(**shared, **gemma),
+    }
+    return make[arch]()
+
+
+def make_model(*, tied: bool = True, seed: int = 0, arch: str = "llama") -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).float()
+        model = AutoModelForCausalLM.from_config(make_config(arch, tied)).float()
         for parameter in model.parameters():  # the default weights are so small that all samples look alike
             if parameter.ndim > 1:
                 parameter.data.mul_(4)
         return model
+
+
+def lora(**options: Any) -> Any:
+    """A low-rank adapter on two kinds of matrices of each layer."""
+    import peft
+
+    usual = {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"}
+    return peft.LoraConfig(**{**usual, **options})
+
+
+def prompt_tuning() -> Any:
+    """Three trained vectors in front of each prompt."""
+    import peft
+
+    return peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
 
 
 def make_embeddings(count: int = ROWS) -> np.ndarray:
@@ -77,8 +118,11 @@ def make_embeddings(count: int = ROWS) -> np.ndarray:
 class Case:
     """How one run is set up; what is left out is the plainest choice."""
 
+    arch: str = "llama"
+    adapter: Callable[[], Any] | None = None  # makes the configuration of a PEFT adapter
     tied: bool = True
     weight: str | None = None
+    follows: str | None = None  # the full name that ``weight`` stands for
     trainer: str = "sft"  # or "left", "right": transformers.Trainer with a collator that pads on that side
     batch: int = 4
     accumulation: int = 1
@@ -102,7 +146,7 @@ class Case:
     @property
     def followed(self) -> str:
         """Name of the parameter that the weight signal follows."""
-        return self.weight or (LAST_MATRIX if self.tied else HEAD)
+        return self.follows or self.weight or (LAST_MATRIX if self.tied else HEAD)
 
     @property
     def tells_loss(self) -> bool:
@@ -119,6 +163,15 @@ def checkpointed(use_reentrant: bool) -> Case:
     kwargs = {"use_reentrant": use_reentrant}
     args = {"activation_checkpointing": True, "activation_checkpointing_kwargs": kwargs}
     return Case(weight=FIRST_QUERY, accumulation=2, batch=2, max_steps=3, args=args)
+
+
+def adapted_checkpointed(use_reentrant: bool) -> Case:
+    """Frozen embeddings give a checkpointed block no input to differentiate, unless they are told to."""
+    case = checkpointed(use_reentrant)
+    first = "model.layers.0.self_attn.q_proj.lora_B"
+    return replace(
+        case, adapter=lora, weight=f"{first}.default.weight", follows=f"base_model.model.{first}.default.weight"
+    )
 
 
 def scaled(optim: str) -> Case:
@@ -179,6 +232,34 @@ CASES = {
     "smoothing": Case(batch=3, max_steps=2, sketch_size=16, smoothing=0.1, args={"label_smoothing_factor": 0.1}),
     "smoothing_plain": Case(trainer="right", batch=3, max_steps=2, smoothing=0.1, args={"label_smoothing_factor": 0.1}),
     "workers": Case(batch=2, accumulation=2, max_steps=8, args={"dataloader_num_workers": 2}),
+    # Other families: norms of queries and keys; capped logits, scaled embeddings; windows; transformer.ln_f and Conv1D.
+    "qwen3": Case(arch="qwen3", tied=False, batch=3, max_steps=2),
+    "gemma2": Case(arch="gemma2", batch=2, accumulation=2, max_steps=2),
+    "gemma3": Case(arch="gemma3", batch=3, max_steps=2, weight=EMBEDDING),
+    "gpt2": Case(arch="gpt2", batch=3, max_steps=2, follows="transformer.h.1.mlp.c_proj.weight"),
+    # Frozen head; the names with and without what PEFT adds.
+    "lora": Case(adapter=lora, batch=2, accumulation=2, max_steps=3, follows=ADAPTER.format("B")),
+    "lora_a": Case(
+        adapter=lora,
+        batch=3,
+        max_steps=3,
+        weight="model.layers.1.mlp.down_proj.lora_A.weight",
+        follows=ADAPTER.format("A"),
+    ),
+    "lora_head": Case(
+        adapter=functools.partial(lora, modules_to_save=["lm_head"]),
+        tied=False,
+        batch=3,
+        max_steps=3,
+        weight=HEAD,
+        follows="base_model.model.lm_head.modules_to_save.default.weight",
+        args={"logging_steps": 1},
+    ),
+    "lora_reentrant": adapted_checkpointed(use_reentrant=True),
+    "lora_not_reentrant": adapted_checkpointed(use_reentrant=False),
+    "prompt_tuning": Case(
+        adapter=prompt_tuning, batch=3, max_steps=2, follows="prompt_encoder.default.embedding.weight"
+    ),
     # A loss scaler as of float16, and one step whose gradients overflow; the trainer sees that it was skipped.
     "scaled": scaled(optim="adamw_torch"),
     # The default optimizer skips such a step inside its kernel, and accelerate 1.15 takes it for a step like others.
@@ -326,7 +407,13 @@ class Truth:
 
     def __init__(self, recorded: Recorded, *, tied: bool | None = None) -> None:
         self._recorded = recorded
-        self._model = make_model(tied=recorded.case.tied if tied is None else tied)
+        case = recorded.case
+        self._model = make_model(tied=case.tied if tied is None else tied, arch=case.arch)
+        self._decoder = self._model.base_model
+        if case.adapter is not None:
+            import peft
+
+            self._model = peft.get_peft_model(self._model, case.adapter())
         self._steps: dict[int, list[list[SampleTruth]]] = {}
 
     def step(self, step: int) -> list[list[SampleTruth]]:
@@ -376,8 +463,9 @@ class Truth:
             kept.append(output)
 
         self._model.zero_grad()
-        hook = self._model.model.norm.register_forward_hook(keep)
-        logits = self._model(torch.tensor([input_ids])).logits[0, :-1]
+        norm = self._decoder.ln_f if self._recorded.case.arch == "gpt2" else self._decoder.norm
+        hook = norm.register_forward_hook(keep)
+        logits = self._model(torch.tensor([input_ids])).logits[0, -len(input_ids) : -1]
         hook.remove()
         target = torch.tensor(labels[1:])
         loss = nll = functional.cross_entropy(logits, target, reduction="sum")
@@ -390,7 +478,7 @@ class Truth:
             nll=nll.item(),
             tokens=int((target != -100).sum()),
             hidden=kept[0].grad[0].sum(dim=0),
-            grads={n: p.grad.clone() for n, p in self._model.named_parameters()},
+            grads={n: p.grad.clone() for n, p in self._model.named_parameters() if p.grad is not None},
         )
 
 
@@ -454,7 +542,9 @@ def make_organizer(case: Case) -> SDO:
 def make_trainer(folder: Path, case: Case, model: torch.nn.Module | None = None, **more: Any) -> Trainer:
     """A trainer of the case, without organizer and recorder."""
     rows = make_rows(ROWS, seed=1)
-    model = make_model(tied=case.tied) if model is None else model
+    model = make_model(tied=case.tied, arch=case.arch) if model is None else model
+    if case.adapter is not None:
+        more.setdefault("peft_config", case.adapter())
     options = {
         "output_dir": str(folder),
         "per_device_train_batch_size": case.batch,
@@ -529,8 +619,14 @@ def recorded(request: pytest.FixtureRequest, runs: Any) -> Recorded:
 @pytest.fixture(scope="session")
 def kit() -> SimpleNamespace:
     """The helpers of this file by name, since test modules cannot import a conftest."""
-    helpers = (Case, Recorded, Truth, make_model, make_organizer, make_rows, make_tokenizer)
+    helpers = (Case, Recorded, Truth, lora, make_model, make_organizer, make_rows, make_tokenizer)
     helpers += (make_trainer, relative_error, sum_of, tokenized)
-    names = {"EMBEDDING": EMBEDDING, "HEAD": HEAD, "LAST_MATRIX": LAST_MATRIX, "LEARNING_RATE": LEARNING_RATE}
+    names = {
+        "ADAPTER": ADAPTER,
+        "EMBEDDING": EMBEDDING,
+        "HEAD": HEAD,
+        "LAST_MATRIX": LAST_MATRIX,
+        "LEARNING_RATE": LEARNING_RATE,
+    }
     numbers = {"ROWS": ROWS, "HIDDEN": HIDDEN, "MASKED_ROW": MASKED_ROW}
     return SimpleNamespace(**{helper.__name__: helper for helper in helpers}, **names, **numbers)

@@ -104,6 +104,11 @@ def test_a_tied_gradient_is_the_sum_over_both_uses(runs, kit):
         ("tied", "model.embed_tokens.weight", ["lm_head.weight"]),
         ("head", "lm_head.weight", []),
         ("reentrant", "model.layers.0.self_attn.q_proj.weight", []),
+        ("qwen3", "lm_head.weight", []),
+        ("gemma3", "model.embed_tokens.weight", ["lm_head.weight"]),
+        ("gpt2", "transformer.h.1.mlp.c_proj.weight", []),
+        ("lora_head", "base_model.model.lm_head.modules_to_save.default.weight", []),
+        ("prompt_tuning", "prompt_encoder.default.embedding.weight", []),
     ],
 )
 def test_run_json_names_the_signals(runs, name, parameter, tied_with):
@@ -188,21 +193,17 @@ def test_a_parameter_whose_gradient_comes_in_parts_is_summed(kit, tmp_path):
     assert recorded.info["sketch_check"]["weight"]["steps"] == [0, 1, 2]
 
 
-# peft 0.21 asks transformers 5.24 by a name that it gave up.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_lora_records_the_hidden_gradient_and_the_last_adapter(kit, tmp_path):
-    peft = pytest.importorskip("peft")
     rank, alpha = 2, 6
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    config = kit.lora(r=rank, lora_alpha=alpha)
     case = kit.Case(batch=3, max_steps=1)
     lora = kit.Recorded(tmp_path / "lora", case, peft_config=config)
-    adapter = "base_model.model.model.layers.1.mlp.down_proj.lora_{}.default.weight"
-    first = dict(lora.trainer.model.named_parameters())[adapter.format("A")].detach().clone()
+    first = dict(lora.trainer.model.named_parameters())[kit.ADAPTER.format("A")].detach().clone()
     lora.train()
     # Adapters start at zero: in its first step the model is the plain one, which another run trains on these rows.
     plain = kit.Recorded(tmp_path / "plain", case).train()
     assert plain.step_ids(0) == lora.step_ids(0)
-    assert lora.info["signals"]["weight"]["parameter"] == adapter.format("B")
+    assert lora.info["signals"]["weight"]["parameter"] == kit.ADAPTER.format("B")
     weight = lora.rows("gradients/weight", kind="step")[0]
     gradient = alpha / rank * plain.truth.weight(0) @ first.T  # W = W0 + alpha / rank * B A
     assert kit.relative_error(weight["sketch"], gradient) < 1e-5
@@ -211,6 +212,12 @@ def test_lora_records_the_hidden_gradient_and_the_last_adapter(kit, tmp_path):
     assert {row["sample_ids"][0] for row in rows} == set(samples)
     for row in rows:
         assert kit.relative_error(row["sketch"], samples[row["sample_ids"][0]].hidden) < 1e-5
+
+
+def test_an_adapter_that_starts_at_zero_makes_an_undefined_row(runs):
+    rows = runs("lora_a").rows("gradients/weight", kind="step")
+    assert [row["reason"] for row in rows] == ["zero gradient", None, None]
+    assert [row["norm"] > 0 for row in rows] == [False, True, True]
 
 
 @pytest.mark.parametrize("tied", [True, False])

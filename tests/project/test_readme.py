@@ -63,7 +63,7 @@ def test_python_snippets_run_in_their_order(desk, monkeypatch, capsys):
         "dataset": Dataset.from_list([{"prompt": r["question"], "completion": r["answer"]} for r in rows]),
     }
     snippets = blocks("python")
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     for snippet in snippets:
         code = snippet.replace("train_dataset=dataset", "train_dataset=dataset, eval_dataset=dataset")
         exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - the README's own code
@@ -83,6 +83,7 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     small = {
         "embed": ["--overwrite"],
+        "doctor": shlex.split("--model_name_or_path tiny --output_dir out --use_cpu true --bf16 false"),
         "sft": shlex.split("--model_name_or_path tiny --output_dir out --max_steps 3 --use_cpu --bf16 false"),
     }
     ran = []
@@ -95,7 +96,7 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
         arguments = [word.replace("runs/", "command-runs/") for word in arguments]
         assert main(arguments) == 0, capsys.readouterr().err
         ran.append(words[1])
-    assert ran == ["embed", "plan", "sft", "sft", "coherence"]
+    assert ran == ["embed", "plan", "doctor", "sft", "sft", "coherence"]
     assert (folder / "PLAN.parquet").is_file()
     assert (folder / "coherence" / "coherence.json").is_file()
     assert list((folder / "coherence").glob("*.png"))

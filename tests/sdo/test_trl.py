@@ -26,6 +26,7 @@ from diagnostics import GradientRecorder
 from diagnostics.batch_ids import _channels
 from sdo import SDO, Embeddings, InputError, OrganizedSampler, Uniform, attach
 from sdo.tinymodel import build
+from sdo.trl import refusals
 
 N, FIRST = 22, 20
 ROWS = [[FIRST + i] + [5 + (3 * i + j) % 11 for j in range(2 + i % 4)] for i in range(N)]
@@ -493,6 +494,20 @@ def test_options_that_would_break_the_plan_are_refused(make, changes, message):
     with pytest.raises(InputError, match=message):
         attach(trainer, sdo())
     assert traces(trainer) == before
+
+
+def test_all_refusals_are_listed_at_once(make):
+    trainer = make(auto_find_batch_size=True, ignore_data_skip=True)
+    before = traces(trainer)
+    found = refusals(trainer, sdo())
+    assert [reason.split(" is set")[0] for reason in found] == ["auto_find_batch_size", "ignore_data_skip"]
+    assert traces(trainer) == before
+    with pytest.raises(InputError) as error:
+        attach(trainer, sdo())
+    assert str(error.value) == found[0]
+    assert refusals(make(), sdo()) == []
+    assert ["expected ids 0 to" in reason for reason in refusals(make(), Uniform(N - 1))] == [True]
+    assert "got a list" in refusals([], sdo())[0]
 
 
 @pytest.mark.parametrize("cls", [DPOTrainer, GRPOTrainer, RewardTrainer])

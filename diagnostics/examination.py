@@ -1,0 +1,241 @@
+"""What recording a trainer's run would give and cost, found out without training."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from diagnostics.batch_ids import IdChannel
+from diagnostics.diagnosis import Diagnosis, SignalFinding
+from diagnostics.forecast import Shape, forecast
+from diagnostics.launch import check_launch, no_ids_came
+from diagnostics.recorder import GradientRecorder
+from diagnostics.recording import require_positions
+from diagnostics.runlog import check_free
+from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
+from diagnostics.sketch import exact_norm
+from diagnostics.trial import MicroStep, run_micro_step, untouched
+from sdo.errors import InputError
+from sdo.figures import epoch_figures
+from sdo.plan import Plan
+
+
+def doctor(trainer: Any, *, rows: int = 2, resume: bool = False) -> Diagnosis:
+    """Say what recording this trainer's run would give and cost; one real micro-step proves it.
+
+    Parameters
+    ----------
+    trainer
+        A transformers or TRL trainer as it would be trained: with its organizer attached and its
+        :class:`~diagnostics.GradientRecorder` added, or without either. Without a recorder its default options are
+        looked at.
+    rows
+        Rows of the micro-step, from 1: the first of the first batch.
+    resume
+        Whether the run will be resumed from a checkpoint, so that its run folder may exist.
+
+    Returns
+    -------
+    Diagnosis
+        Prints as a report; ``diagnosis.ok`` is whether the run would be recorded.
+
+    Raises
+    ------
+    InputError
+        If ``trainer`` is no trainer or ``rows`` is out of range. What a run would refuse is in ``diagnosis.refused``.
+
+    Notes
+    -----
+    Nothing is trained and no folder written. The trainer is left as it was, random states included: training after it
+    gives the same weights as without it.
+    """
+    model = getattr(trainer, "model", None)
+    if model is None or not hasattr(trainer, "compute_loss"):
+        raise InputError(f"doctor got a {type(trainer).__name__}; expected a transformers or TRL trainer")
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise InputError(f"rows is {rows!r}; expected a whole number from 1")
+    recorders = [c for c in trainer.callback_handler.callbacks if isinstance(c, GradientRecorder)]
+    recorder = recorders[0] if recorders else GradientRecorder("run")
+    channel = IdChannel.peek(model)
+    examination = _Examination(trainer, recorder, None if channel is None else channel.plan)
+    if recorders and not resume:
+        examination.attempt(lambda: check_free(recorder.out))
+    examination.micro_step(rows)
+    return examination.diagnosis(
+        recorded=bool(recorders), ids="position in the prepared dataset" if channel is None else channel.source
+    )
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    step_samples: int
+    micro_batches: int
+    steps_per_epoch: int
+    steps: int
+
+
+class _Examination:
+    """Collects what is found about one trainer."""
+
+    def __init__(self, trainer: Any, recorder: GradientRecorder, plan: Plan | None) -> None:
+        self._trainer = trainer
+        self._recorder = recorder
+        self._plan = plan
+        self._refused: list[str] = []
+        self._micros: list[MicroBatch] = []
+        self._taps: dict[str, WeightTap | HiddenTap] = {}
+        self._step: MicroStep | None = None
+        self._schedule: _Schedule | None = None
+        k, shared = recorder.sketch_size, (lambda: (0, self._micros), _no_clock)
+        if "weight" in recorder.signals:
+            tap = self.attempt(lambda: WeightTap.of(trainer.model, recorder.weight, k, *shared))
+            self._taps.update({"weight": tap} if tap is not None else {})
+        if "hidden" in recorder.signals:
+            other = self.attempt(lambda: HiddenTap.of(trainer.model, k, *shared))
+            self._taps.update({"hidden": other} if other is not None else {})
+
+    def attempt(self, action: Any) -> Any:
+        """Run what may refuse; the refusal is written down."""
+        try:
+            return action()
+        except InputError as error:
+            self._refused.append(str(error))
+            return None
+
+    def micro_step(self, rows: int) -> None:
+        """Run forward and backward on the first rows of the first batch."""
+        before = len(self._refused)
+        args = self._trainer.args
+        self.attempt(lambda: check_launch(type(args), args, "SFTConfig"))
+        self.attempt(lambda: require_positions(self._trainer.train_dataset))
+        if len(self._refused) > before:
+            return
+        try:
+            with untouched(self._trainer):
+                loader = self._trainer.get_train_dataloader()
+                self._schedule = _schedule(self._trainer, loader)
+                self._step = run_micro_step(self._trainer, loader, list(self._taps.values()), self._micros, rows)
+        except InputError as error:
+            self._refused.append(str(error))
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            # The user's model, collator and loss run here, and what they raise is what training would end with.
+            line = next(iter(str(error).strip().splitlines()), "")
+            self._refused.append(f"the first micro-step fails, and so would training: {type(error).__name__}: {line}")
+
+    def diagnosis(self, *, recorded: bool, ids: str) -> Diagnosis:
+        """Put everything together."""
+        findings = tuple(self._finding(name, tap) for name, tap in self._taps.items())
+        if self._step is not None and not self._micros:
+            self._refused.append(no_ids_came())
+        elif self._step is not None:
+            self._refused += [f"signal {f.name!r} does not fire: {SILENT[f.name]}" for f in findings if not f.fires]
+        model, schedule = self._trainer.model, self._schedule
+        parameters = list(model.parameters())
+        dataset = self._trainer.train_dataset
+        return Diagnosis(
+            model={
+                "class": type(model).__name__,
+                "parameters": sum(p.numel() for p in parameters),
+                "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+                "dtype": str(parameters[0].dtype).removeprefix("torch."),
+            },
+            samples=len(dataset) if hasattr(dataset, "__len__") else None,
+            ids=ids,
+            schedule=None if schedule is None else dataclasses.asdict(schedule),
+            organizer=self._organizer(),
+            recorder={
+                "out": str(self._recorder.out) if recorded else None,
+                "sample_every": self._recorder.sample_every,
+                "sketch_size": self._recorder.sketch_size,
+            },
+            signals=findings,
+            disk=self._disk(),
+            micro_step=self._step,
+            refused=tuple(self._refused),
+        )
+
+    def _finding(self, name: str, tap: WeightTap | HiddenTap) -> SignalFinding:
+        micro = self._micros[-1] if self._micros else None
+        fires, norm = (None if self._step is None else False), None
+        if micro is not None and isinstance(tap, WeightTap) and micro.weight is not None:
+            fires = True
+            norm = float(micro.weight.double().norm()) if micro.weight_norm is None else micro.weight_norm
+        elif micro is not None and isinstance(tap, HiddenTap) and micro.hidden is not None:
+            fires, norm = True, exact_norm(micro.hidden.double().sum(dim=0))
+        size = math.prod(tap.sketch.shape) * 4  # a summed row of `hidden` is float32
+        if isinstance(tap, WeightTap):
+            size = tap.weight.parameter.numel() * tap.weight.parameter.element_size()
+        copies = 0 if tap.check is None else tap.check.copies(size)
+        return SignalFinding(
+            name=name,
+            fires=fires,
+            parameter=tap.weight.name if isinstance(tap, WeightTap) else None,
+            shape=tuple(tap.sketch.shape),
+            tied_with=tap.weight.tied if isinstance(tap, WeightTap) else (),
+            kind=tap.sketch.kind,
+            stored=tap.sketch.stored,
+            norm=None if norm is None or not math.isfinite(norm) else norm,
+            table_bytes=tap.sketch.table_bytes,
+            copies=copies,
+            copy_bytes=copies * size,
+        )
+
+    def _organizer(self) -> dict[str, Any] | None:
+        if self._plan is None:
+            return None
+        figures = epoch_figures(self._plan, uniform_seed=int(self._plan.organizer.options.get("seed", 0)), epochs=1)
+        return {"name": self._plan.organizer.name, **figures[0]}
+
+    def _disk(self) -> tuple[Any, ...]:
+        if self._schedule is None:
+            return ()
+        shape = Shape(
+            steps=self._schedule.steps,
+            step_samples=self._schedule.step_samples,
+            micro_batches=self._schedule.micro_batches,
+            samples=len(self._trainer.train_dataset),
+            sample_every=self._recorder.sample_every,
+            stored={name: tap.sketch.stored for name, tap in self._taps.items()},
+            evaluations=_evaluated(self._trainer, self._schedule) if self._recorder.evaluations else 0,
+        )
+        return tuple(forecast(shape, self._plan))
+
+
+class _NoClock:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
+
+def _no_clock() -> _NoClock:
+    return _NoClock()
+
+
+def _schedule(trainer: Any, loader: Any) -> _Schedule:
+    args = trainer.args
+    accumulation = int(args.gradient_accumulation_steps)
+    per_epoch = max(1, math.ceil(len(loader) / accumulation))
+    return _Schedule(
+        step_samples=int(args.train_batch_size) * accumulation,
+        micro_batches=accumulation,
+        steps_per_epoch=per_epoch,
+        steps=int(args.max_steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch),
+    )
+
+
+def _evaluated(trainer: Any, schedule: _Schedule) -> int:
+    """Samples that evaluations score over the whole run."""
+    args, data = trainer.args, trainer.eval_dataset
+    strategy = str(getattr(args.eval_strategy, "value", args.eval_strategy))
+    if data is None:
+        return 0
+    sizes = [len(part) for part in (data.values() if isinstance(data, dict) else [data]) if hasattr(part, "__len__")]
+    times = int(bool(getattr(args, "eval_on_start", False)))
+    if strategy == "steps" and args.eval_steps:
+        every = args.eval_steps if args.eval_steps >= 1 else math.ceil(schedule.steps * args.eval_steps)
+        times += schedule.steps // int(every)
+    elif strategy == "epoch":
+        times += schedule.steps // schedule.steps_per_epoch
+    return times * sum(sizes)

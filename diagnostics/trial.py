@@ -1,0 +1,206 @@
+"""One real micro-step of a trainer, forward and backward, that leaves the trainer as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.losses import sample_losses
+from diagnostics.signals import HiddenTap, MicroBatch, WeightTap
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """What a micro-step was and cost.
+
+    Attributes
+    ----------
+    sample_ids
+        The samples, the first of the first batch.
+    tokens
+        Tokens that carried a loss.
+    loss
+        As the trainer computes it.
+    seconds
+        Forward and backward.
+    peak_bytes
+        Most memory in use during it: allocated on a GPU, resident in the process otherwise; None where unknown.
+    device
+        Where it ran.
+    """
+
+    sample_ids: tuple[int, ...]
+    tokens: int
+    loss: float
+    seconds: float
+    peak_bytes: int | None
+    device: str
+
+
+def run_micro_step(
+    trainer: Any, loader: Any, taps: list[WeightTap | HiddenTap], micros: list[MicroBatch], rows: int
+) -> MicroStep:
+    """Run the trainer's own loss on the first rows of its first batch, and backward; call it inside `untouched`.
+
+    Parameters
+    ----------
+    trainer
+        A transformers or TRL trainer.
+    loader
+        ``trainer.get_train_dataloader()``, made inside :func:`untouched`.
+    taps
+        Signals to catch; hooked here and let go of at the end.
+    micros
+        Where the taps look for the micro-batch; it gets one.
+    rows
+        How many rows at most.
+    """
+    model = trainer.model
+    channel = IdChannel.of(model)
+
+    def begin(ids: BatchIds) -> None:
+        micros.append(MicroBatch(ids))
+
+    def after(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if micros and (torch.is_grad_enabled() or micros[-1].losses is None):
+            micros[-1].losses = sample_losses(output, kwargs, exact=False)
+
+    channel.subscribe(begin)
+    hook = model.register_forward_hook(after, with_kwargs=True)
+    try:
+        channel.install(loader)
+        inner = getattr(loader, "base_dataloader", loader)
+        positions = list(next(iter(inner.batch_sampler)))[:rows]
+        inputs = trainer._prepare_inputs(inner.collate_fn(inner.dataset.__getitems__(positions)))
+        for tap in taps:
+            tap.register()
+        model.train()
+        on_gpu = trainer.args.device.type == "cuda"
+        reset_peak(on_gpu)
+        started = time.perf_counter()
+        with trainer.accelerator.autocast(), trainer.compute_loss_context_manager():
+            loss = trainer.compute_loss(model, inputs)
+        loss.backward()
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        ids = micros[0].sample_ids if micros else []
+        return MicroStep(
+            sample_ids=tuple(ids),
+            tokens=sum(sum(micro.tokens) for micro in micros),
+            loss=float(loss.detach()),
+            seconds=seconds,
+            peak_bytes=peak_bytes(on_gpu),
+            device=str(loss.device),
+        )
+    finally:
+        for tap in taps:
+            tap.remove()
+        hook.remove()
+        channel.unsubscribe(begin)
+
+
+@contextlib.contextmanager
+def untouched(trainer: Any) -> Iterator[None]:
+    """Whatever building a loader, forward and backward change on a trainer is afterwards as before.
+
+    Parameters
+    ----------
+    trainer
+        Its attributes, the model's gradients, buffers and modes, and the random states are put back.
+    """
+    model: nn.Module = trainer.model
+    attributes = dict(vars(trainer))
+    # TRL gathers its training metrics in lists, which would enter the first log.
+    gathered = {name: copy.deepcopy(attributes[name]) for name in ("_metrics",) if name in attributes}
+    loaders = len(trainer.accelerator._dataloaders)
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that others use
+    try:
+        gpus = [torch.cuda.current_device()] if trainer.args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus), _modules_kept(model):
+            _checkpoint_activations(trainer.args, model)
+            for parameter, _ in gradients:
+                parameter.grad = None
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        del trainer.accelerator._dataloaders[loaders:]
+        vars(trainer).clear()
+        vars(trainer).update(attributes | gathered)
+
+
+@contextlib.contextmanager
+def _modules_kept(model: nn.Module) -> Iterator[None]:
+    """Put back the modes, hooks and attributes of all modules."""
+    kept = []
+    for module in model.modules():
+        attributes = dict(vars(module))
+        hooks = {name: copy.copy(value) for name, value in attributes.items() if "_hooks" in name and value is not None}
+        kept.append((module, attributes, {n: h for n, h in hooks.items() if isinstance(h, dict)}))
+    try:
+        yield
+    finally:
+        for module, attributes, hooks in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, registered in hooks.items():  # the handles of hooks know these very dicts
+                attributes[name].clear()
+                attributes[name].update(registered)
+
+
+def _checkpoint_activations(args: Any, model: Any) -> None:
+    """Recompute activations in backward where training would; transformers turns that on when training begins."""
+    # transformers 5.24 calls it activation checkpointing; the older name warns there.
+    kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    if not getattr(args, f"{kind}_checkpointing", False) or not hasattr(model, f"{kind}_checkpointing_enable"):
+        return
+    options = dict(getattr(args, f"{kind}_checkpointing_kwargs", None) or {})
+    apart = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
+    getattr(model, f"{kind}_checkpointing_enable")(**{f"{kind}_checkpointing_kwargs": options or None}, **apart)
+
+
+def reset_peak(on_gpu: bool) -> None:
+    """Begin to measure the most memory in use anew, where the system allows it."""
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        return
+    # Linux: 5 sets VmHWM, the most memory that was resident, to what is resident now.
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text("5")
+
+
+def peak_bytes(on_gpu: bool) -> int | None:
+    """Return the most memory in use since :func:`reset_peak`: allocated on a GPU, else resident in the process."""
+    if on_gpu:
+        return int(torch.cuda.max_memory_allocated())
+    if _STATUS.exists():
+        line = next((n for n in _STATUS.read_text().splitlines() if n.startswith("VmHWM:")), None)
+        return None if line is None else int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # since the process began
+    return int(peak if sys.platform == "darwin" else peak * 1024)

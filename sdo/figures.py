@@ -1,0 +1,67 @@
+"""Figures of a plan's epochs: what an organizer would do, before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdo.embeddings import Embeddings, within_batch_cosine
+from sdo.organizer import Uniform
+from sdo.plan import Plan
+
+
+def epoch_figures(plan: Plan, *, uniform_seed: int, epochs: int) -> list[dict[str, Any]]:
+    """Return the figures of a plan's first epochs.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    uniform_seed
+        Seed of the uniform batches that stand beside it.
+    epochs
+        How many.
+
+    Returns
+    -------
+    list of dict
+        Per epoch: ``organizer_epoch``, ``steps``, ``pool``, ``cold``, ``hot`` (after the epoch, over all samples),
+        ``exposure_min``, ``exposure_mean``, ``exposure_max`` (planned, after the epoch), ``within_batch_cosine`` (mean
+        over batches of the mean pairwise cosine) and ``uniform_within_batch_cosine`` of as many uniform batches.
+        Cosines are None at batch size 1 and without embeddings.
+    """
+    embeddings = plan.organizer.embeddings
+    uniform = None
+    if embeddings is not None:
+        uniform = Uniform(embeddings, seed=uniform_seed).plan(plan.batch_size, rows=plan.ids)
+    figures: list[dict[str, Any]] = []
+    for e in range(epochs):
+        epoch = plan.epoch(e)
+        last = epoch.first_step + epoch.steps
+        figures.append(
+            {
+                "organizer_epoch": e,
+                "steps": epoch.steps,
+                "pool": len(epoch.pool),
+                "cold": epoch.cold,
+                "hot": epoch.hot,
+                "exposure_min": int(epoch.exposure.min()),
+                "exposure_mean": float(epoch.exposure.mean()),
+                "exposure_max": int(epoch.exposure.max()),
+                "within_batch_cosine": _mean_cosine(embeddings, epoch.batches),
+                "uniform_within_batch_cosine": None
+                if uniform is None
+                else _mean_cosine(embeddings, uniform.batches(epoch.first_step, last)),
+            }
+        )
+    return figures
+
+
+def _mean_cosine(embeddings: Embeddings | None, batches: NDArray[np.int64]) -> float | None:
+    if embeddings is None:
+        return None
+    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
+    defined = cosine[~np.isnan(cosine)]
+    return float(defined.mean()) if len(defined) else None
