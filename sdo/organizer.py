@@ -85,7 +85,7 @@ class SDO:
     Notes
     -----
     After Structure-Aware Data Organization, arXiv 2607.27273. The plan is a pure function of embeddings, options, seed
-    and batch size.
+    and batch size. Above :data:`sdo.neighbors.EXACT_LIMIT` samples, neighbours are approximate.
 
     Examples
     --------
