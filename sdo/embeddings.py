@@ -182,8 +182,9 @@ class Embeddings:
         named = ", ".join(str(i) for i in bad[:_NAMED_ROWS]) + (", …" if len(bad) > _NAMED_ROWS else "")
         raise InputError(
             f"{len(bad)} of {len(self)} embedding rows hold NaN or infinity or are zero: {named}; "
-            "expected finite, non-zero rows; mend: embed these samples again, or pass on_invalid='isolate' "
-            "to organise them without neighbours"
+            "expected finite, non-zero rows; mend: embed these samples again, or organise them without "
+            "neighbours by on_invalid='isolate' (sdo plan: --on-invalid isolate; sdo sft: "
+            "--organizer.on_invalid isolate)"
         )
 
 

@@ -85,6 +85,10 @@ class Plan(ABC):
         self._epochs: list[EpochPlan] = []
         self._first_steps: list[int] = []
 
+    def __repr__(self) -> str:
+        name, known = self.organizer.name, len(self._epochs)
+        return f"<plan of {name}: {len(self.ids)} samples, batch size {self.batch_size}, {known} epochs made so far>"
+
     @abstractmethod
     def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
         """Make the next epoch from the ledger before it."""

@@ -291,7 +291,10 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
     n_rows, n_samples = len(dataset), organizer.n_samples
     if id_column in (getattr(dataset, "column_names", None) or ()):
         return _ids_of_column(np.asarray(dataset[id_column]), organizer, id_column)
-    remedy = f"mend: dataset = dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built"
+    remedy = (
+        f"mend: dataset = dataset.add_column({id_column!r}, list(range(len(dataset)))) on the dataset that was "
+        "embedded, before it is filtered or shuffled and before the trainer is built"
+    )
     if getattr(trainer.args, "shuffle_dataset", False):
         raise InputError(
             f"shuffle_dataset moved the rows and the dataset has no column {id_column!r}; expected ids; {remedy}"
@@ -299,7 +302,8 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
     if n_rows != n_samples:
         raise InputError(
             f"the training dataset has {n_rows} rows, the embeddings have {n_samples}, and there is no column "
-            f"{id_column!r} to tell which belongs to which; expected as many; {remedy}, or embed the rows that remain"
+            f"{id_column!r} to tell which belongs to which; expected as many; "
+            + (remedy if n_samples > n_rows else "mend: embed the dataset that is trained on")
         )
     return np.arange(n_rows), "position in the training dataset"
 

@@ -29,7 +29,7 @@ WORDS = (
 )
 _HEADINGS = (
     *("run", "signal", "steps", "undefined", "step coherence", "next step", "shared sample", "none shared"),
-    *("batch coherence", "recorder", "sketch rmse", "embeddings alike"),
+    *("batch coherence", "recorder", "sketch rmse", "within-batch cosine"),
 )
 
 
@@ -189,7 +189,13 @@ class _Report:
             # Micro-batches agree more than samples do, whatever the data: the legend must tell them apart.
             series = {f"{name}, {between[name]}": one for name, one in series.items()}
         of = " or ".join(kinds)
-        self._part(f"batch-coherence-{signal}.png", lambda: self._series(signal, series, of))
+        if any(one.defined.any() for one in series.values()) or not series:
+            self._part(f"batch-coherence-{signal}.png", lambda: self._series(signal, series, of))
+        else:
+            print(
+                f"no picture of batch coherence, {signal}: no step has two gradients to compare; rows of single "
+                "samples exist for hidden alone, rows of micro-batches with accumulation above 1"
+            )
 
     def _between_steps(self, one: Run, signal: str, name: str) -> tuple[dict[str, Any], NDArray[np.int64]]:
         """Summarise, and write the matrix: at most one of them is in memory."""

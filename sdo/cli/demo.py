@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
     folder = _Folder(args.out)
     folder.check(overwrite=args.overwrite)
+    if args.overwrite and (args.out / _MANIFEST).exists():
+        print(f"replacing the earlier demo in {args.out}", flush=True)
     material = _Material.make(args.problems, args.seed)
     say = _Clock()
     say("loading torch and TRL")

@@ -183,7 +183,7 @@ def _table(uniform: Outcome, sdo: Outcome) -> str:
         "steps",
         f"distinct samples seen, of {len(sdo.seen)}",
         "times a sample was seen",
-        "embedding cosine within a batch",
+        "within-batch cosine of embeddings",
         "pairs of one family within a batch",
         *(f"step coherence, {signal}{which}" for signal in SIGNALS for which in ("", ", next step")),
         "batch coherence, hidden (samples)",

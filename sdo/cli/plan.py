@@ -63,7 +63,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--no-exposure", action="store_true", help="keep every sample in the pool")
     parser.add_argument("--on-invalid", choices=get_args(OnInvalid), default="raise", help="rows with NaN or zero")
-    parser.add_argument("--seed", type=int, default=0, help="of the plan (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the plan (default: 0; sdo sft takes the trainer's seed where organizer.seed is missing)",
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="PLAN.parquet", help="PLAN.json goes beside it")
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier plan")
     parser.set_defaults(run=run)
@@ -104,6 +109,10 @@ def run(args: argparse.Namespace) -> int:
         }
     )
     _print_table(figures)
+    print(
+        "cold, hot: samples below the exposure threshold after the epoch, and the rest; cosine: mean pairwise cosine "
+        "of embeddings within a batch; uniform: the same of as many uniform batches"
+    )
     for note in notes:
         print(f"note: {note}")
     if (

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +22,11 @@ from sdo.cli.config import (
     parse_section,
     split_trl,
 )
+from sdo.cli.typed import suggest
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError
 from sdo.organizer import SDO, Organizer, Uniform
+from sdo.sources import TextDigest
 
 _SLICE = re.compile(r"(?P<split>[\w.-]+)\[(?P<start>\d*):(?P<stop>\d*)\]")
 
@@ -153,7 +157,31 @@ def build_organizer(options: OrganizerOptions, rows: Rows, training_seed: int) -
                 f"which {n_rows} are trained on; expected one embedding row for each dataset row; "
                 f"mend: embed the same data, or give the data a column {options.id_column!r} that names the rows"
             )
+    if options.embeddings is not None and rows.whole is not None:
+        _warn_of_other_texts(Path(options.embeddings), rows)
     return organizer
+
+
+def _warn_of_other_texts(path: Path, rows: Rows) -> None:
+    """Say when the record beside the embeddings shows that they were made from other texts, or in another order."""
+    try:
+        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        column, digest, count = record["column"], record["texts_sha256"], record["rows"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no record, or one of something else
+    if record.get("strip_think") or count != len(rows.dataset) or column not in rows.dataset.column_names:
+        return
+    texts = TextDigest()
+    for text in rows.dataset[column]:
+        if not isinstance(text, str):
+            return
+        texts.add(text)
+    if texts.hexdigest() != digest:
+        print(
+            f"warning: {path} was made from other texts than column {column!r} of the data, or from the same in "
+            "another order, so rows and embeddings do not belong together; mend: sdo embed the data that is trained on",
+            file=sys.stderr,
+        )
 
 
 def _read_embeddings(options: OrganizerOptions, path: str, rows: Rows) -> Embeddings:
@@ -257,7 +285,10 @@ def as_samples(dataset: Any, options: DataOptions, tokenizer: Any, *, id_column:
     wanted = {"prompt": options.prompt_column, "completion": options.completion_column}
     for column in wanted.values():
         if column is not None and column not in dataset.column_names:
-            raise InputError(f"{what} has no column {column!r}; its columns are {', '.join(dataset.column_names)}")
+            others = [c for c in dataset.column_names if c != id_column]
+            raise InputError(
+                f"{what} has no column {column!r}; {suggest(column, others)}its columns are {', '.join(others)}"
+            )
     if (wanted["prompt"] is None) != (wanted["completion"] is None):
         raise InputError("prompt_column and completion_column go together; expected both or neither")
     if wanted["prompt"] is None:
@@ -322,6 +353,20 @@ def check_before_loading(options: Options, resume: bool) -> None:
             check_free(options.recorder.out)
 
 
+def _known_keys() -> str:
+    """List the keys that are ours, with their defaults."""
+    lines = []
+    for title, schema in (
+        ("organizer:", OrganizerOptions),
+        ("recorder:", RecorderOptions),
+        ("top level:", DataOptions),
+    ):
+        built = schema()
+        pairs = [f"{f.name} ({getattr(built, f.name)})" for f in dataclasses.fields(schema)]
+        lines.append(textwrap.fill(f"{title} {', '.join(pairs)}", 100, subsequent_indent="  "))
+    return "keys beside TRL's own, with their defaults:\n" + "\n".join(lines)
+
+
 def add_training_parser(
     subparsers: argparse._SubParsersAction[Any], name: str, help_text: str, example: str, more: str = ""
 ) -> argparse.ArgumentParser:
@@ -329,10 +374,14 @@ def add_training_parser(
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name,
         help=help_text,
-        description=f"{help_text[0].upper()}{help_text[1:]}. Takes TRL's own arguments, on the command line or in a "
-        "YAML run file, with two more sections: organizer (what each batch holds) and recorder (what is written down). "
-        f"Sections are overridden with dots, as in --organizer.k 8.{more}",
-        epilog=f"example: {example}",
+        description=textwrap.fill(
+            f"{help_text[0].upper()}{help_text[1:]}. Takes TRL's own arguments, on the command line or in a YAML run "
+            "file, with two more sections: organizer (what each batch holds) and recorder (what is written down). "
+            f"Sections are overridden with dots, as in --organizer.k 8.{more}",
+            100,
+        ),
+        epilog=f"example: {example}\n\n{_known_keys()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="RUN.yaml", help="run file with TRL's keys, organizer: and recorder:")
     parser.set_defaults(takes_overrides=True)

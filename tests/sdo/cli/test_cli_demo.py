@@ -115,7 +115,7 @@ def test_the_summary_says_what_the_files_hold(made):
         assert value["distinct samples seen, of 48"] == str(len(set(flat)))
         assert value["times a sample was seen"] == f"{min(counts)} to {max(counts)}"
         cosine = np.mean([np.mean([unit[i] @ unit[j] for i, j in one]) for one in pairs])
-        assert float(value["embedding cosine within a batch"]) == pytest.approx(cosine, abs=6e-4)
+        assert float(value["within-batch cosine of embeddings"]) == pytest.approx(cosine, abs=6e-4)
         same = np.mean([np.mean([families[i] == families[j] for i, j in one]) for one in pairs])
         assert value["pairs of one family within a batch"] == f"{same:.1%}"
         losses = table(out / name / "evaluations")
@@ -199,7 +199,7 @@ def test_seen_samples_and_undefined_numbers_in_the_table():
     shown = cells(demo_summary._table(outcome(seen=(2, 2, 1)), sdo))
     assert shown["distinct samples seen, of 3"] == ("3", "2")
     assert shown["times a sample was seen"] == ("1 to 2", "0 to 3")
-    assert shown["embedding cosine within a batch"] == ("0.100", "-")
+    assert shown["within-batch cosine of embeddings"] == ("0.100", "-")
     assert shown["error of a sketched cosine, weight: rms, largest"] == ("-, -", "-, -")
     assert cells(demo_summary._table(outcome(step=-0.0001), sdo))["step coherence, hidden"][0] == "0.000"
     assert outcome(seen=(2, 2)).times == "2"

@@ -380,7 +380,11 @@ CASES = {
     "no model": ([], {"model_name_or_path": None}, "model_name_or_path is missing"),
     "no dataset": ([], {"dataset_name": None}, "dataset_name is missing"),
     "dataset not there": ([], {"dataset_name": "none.jsonl"}, "none.jsonl: no such file"),
-    "prompt column not there": ([], {"prompt_column": "querstion"}, "has no column 'querstion'; its columns are"),
+    "prompt column not there": (
+        [],
+        {"prompt_column": "querstion"},
+        "has no column 'querstion'; did you mean 'question'? its columns are question, answer",
+    ),
     "one column only": ([], {"completion_column": None}, "prompt_column and completion_column go together"),
     "model not there": ([], {"model_name_or_path": "missing/model"}, "model missing/model: "),
     "recorder without out": ([], {"recorder": {"sketch_size": "8"}}, "recorder.out is missing"),
@@ -522,3 +526,16 @@ def test_thresholds_between_whole_numbers(here):
     """`SDO` and `sdo plan` take delta_tau 1.5; a run file may hold it as well."""
     assert sft("--max_steps", 1, organizer={**ORGANIZER, "delta_tau": "1.5"}, recorder=RECORDER) == 0
     assert info()["organizer"]["fingerprint"] == SDO(MATRIX, k=2, delta_tau=1.5, seed=617).plan(4).fingerprint
+
+
+def test_embeddings_of_the_same_rows_in_another_order_are_warned_of(here, capsys):
+    """Reordered data fit in number; only the record of sdo embed can tell."""
+    rows = (here / "train.jsonl").read_text().splitlines()
+    assert main(["embed", "train.jsonl", "--column", "question", "--out", "F.npy"]) == 0
+    (here / "reversed.jsonl").write_text("\n".join(reversed(rows)) + "\n")
+    given = {"organizer": {"embeddings": "F.npy"}, "recorder": {"out": "right"}}
+    assert sft("--max_steps", 1, **given) == 0
+    assert "was made from other texts" not in capsys.readouterr().err
+    given = {"organizer": {"embeddings": "F.npy"}, "recorder": {"out": "wrong"}}
+    assert sft("--max_steps", 1, "--dataset_name", "reversed.jsonl", **given) == 0
+    assert "F.npy was made from other texts than column 'question' of the data" in capsys.readouterr().err
