@@ -58,7 +58,8 @@ def measure(method: str, n: int) -> dict[str, float]:
     Returns
     -------
     dict
-        ``seconds``, ``recall`` (at 4, on the same queries), ``peak_gib`` and ``matrix_gib``; for ``sdo`` also
+        ``seconds``, ``flat_seconds`` (of the same run, scaled up from the queries), ``recall`` (at 4, on the same
+        queries), ``peak_gib`` and ``matrix_gib``; for ``sdo`` also
         ``later_seconds``, the slowest of three later epochs' graphs.
     """
     from sdo import SDO, Embeddings
@@ -72,6 +73,7 @@ def measure(method: str, n: int) -> dict[str, float]:
     truth_started = time.perf_counter()
     truth = _without_self(queries, faiss.knn(rows[queries], rows, K + 1, metric=faiss.METRIC_INNER_PRODUCT)[1])
     flat_seconds = (time.perf_counter() - truth_started) * n / len(queries)
+    result["flat_seconds"] = flat_seconds
     started = time.perf_counter()
     if method == "flat":
         result |= {"seconds": flat_seconds, "recall": 1.0}
