@@ -10,9 +10,8 @@ from typing import Any
 from diagnostics.batch_ids import IdChannel
 from diagnostics.diagnosis import Diagnosis, SignalFinding
 from diagnostics.forecast import Shape, forecast
-from diagnostics.launch import check_launch, no_ids_came
+from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.recorder import GradientRecorder
-from diagnostics.recording import require_positions
 from diagnostics.runlog import check_free
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
 from diagnostics.sketch import exact_norm

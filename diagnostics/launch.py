@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from sdo.errors import InputError
 
 
@@ -37,6 +39,27 @@ def check_launch(trainer_class: type, args: Any, supported: str) -> None:
         raise InputError(
             f"training runs on {devices} devices; this version supports one; mend: start one process and set "
             "CUDA_VISIBLE_DEVICES to one device"
+        )
+
+
+def require_positions(dataset: Any) -> None:
+    """Refuse an iterable training dataset, whose rows have no positions to be known and asked for by.
+
+    Parameters
+    ----------
+    dataset
+        The training dataset.
+
+    Raises
+    ------
+    InputError
+        If it is not map-style.
+    """
+    map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not map_style or isinstance(dataset, IterableDataset):
+        raise InputError(
+            "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
+            "mend: load it without streaming"
         )
 
 

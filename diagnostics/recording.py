@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, SequentialSampler
+from torch.utils.data import SequentialSampler
 
 from diagnostics.batch_ids import BatchIds, IdChannel
-from diagnostics.launch import check_launch, no_ids_came
+from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.losses import SampleLosses, sample_losses
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow, check_free
@@ -96,7 +96,7 @@ class Recording:
         taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
         try:
             info = describe_run(args, state, model, loader, recording._channel, taps)
-            recording._open_log(info, _run_of_checkpoint(state))
+            recording._open_log(info, _run_of_checkpoint(state, options))
         except BaseException:
             recording.release()
             raise
@@ -373,15 +373,6 @@ class Recording:
             self._seconds += time.perf_counter() - started
 
 
-def require_positions(dataset: Any) -> None:
-    """Refuse an iterable training dataset, whose rows have no positions to be known by."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise InputError(
-            "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
-            "mend: load it without streaming"
-        )
-
-
 def _goes_in_order(loader: Any, seen: int) -> bool:
     inner = getattr(loader, "base_dataloader", loader)
     sampler: Any = getattr(inner, "batch_sampler", None)
@@ -390,8 +381,8 @@ def _goes_in_order(loader: Any, seen: int) -> bool:
     return isinstance(getattr(sampler, "sampler", None), SequentialSampler) and seen == len(inner.dataset)
 
 
-def _run_of_checkpoint(state: Any) -> str | None:
-    """The run that a checkpoint belongs to, as the recorder stored it there."""
-    entry = state.stateful_callbacks.get("GradientRecorder")
+def _run_of_checkpoint(state: Any, recorder: GradientRecorder) -> str | None:
+    """The run that a checkpoint belongs to, as the recorder stored it there, under its class's name."""
+    entry = state.stateful_callbacks.get(type(recorder).__name__)
     attributes = entry.get("attributes", {}) if isinstance(entry, dict) else {}
     return attributes.get("run_id") if state.global_step > 0 else None

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
-from diagnostics.launch import check_launch, no_ids_came
+from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
 from sdo.embeddings import within_batch_cosine
@@ -217,11 +216,6 @@ def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id"
     return found
 
 
-def _is_map_style(dataset: Any) -> bool:
-    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    return sized and not isinstance(dataset, IterableDataset)
-
-
 def _refusals(trainer: Any) -> Iterator[str]:
     """Yield, by name, what is not supported."""
     if not isinstance(trainer, Trainer):
@@ -239,11 +233,11 @@ def _refusals(trainer: Any) -> Iterator[str]:
         return
     if trainer.train_dataset is None:
         yield "the trainer has no train_dataset; expected the dataset that the embeddings belong to"
-    elif not _is_map_style(trainer.train_dataset):
-        yield (
-            "the training dataset is iterable; expected a map-style dataset, whose rows can be asked for in any "
-            "order; mend: load it without streaming"
-        )
+    else:
+        try:
+            require_positions(trainer.train_dataset)
+        except InputError as error:
+            yield str(error)
     for option, (is_set, why) in _refused_options(trainer).items():
         if is_set:
             yield f"{option} is set; an organizer cannot work with it: {why}"

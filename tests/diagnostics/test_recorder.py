@@ -399,6 +399,24 @@ def test_resuming_keeps_the_sketch_check_of_the_first_steps(kit, tmp_path):
     assert recorded.info["sketch_check"] == before
 
 
+def test_a_recorder_of_the_users_own_class_resumes_too(kit, tmp_path):
+    """transformers keeps a callback's state under its class's name."""
+
+    class Mine(GradientRecorder):
+        pass
+
+    case = kit.Case(trainer="right", max_steps=5, args=SAVING)
+    recorded = kit.Recorded(tmp_path, case)
+    recorded.recorder.__class__ = Mine
+    recorded.trainer.add_callback(Interrupt(4))
+    with pytest.raises(KeyboardInterrupt):
+        recorded.train()
+    again = kit.Recorded(tmp_path, case)
+    again.recorder.__class__ = Mine
+    again.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-3"))
+    assert [row["step"] for row in again.rows("steps")] == [0, 1, 2, 3, 4]
+
+
 def test_resuming_into_another_runs_folder_is_refused(kit, tmp_path):
     """The same organizer, data and signals, but another run: its steps must not be cut and replaced."""
     case = kit.Case(trainer="right", max_steps=5, organizer=True, args=SAVING)
