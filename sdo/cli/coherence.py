@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from analysis import BatchCoherence, Estimate, GradientRows, Run
+    from analysis import BatchCoherence, Run
 
 WORDS = (
     "Step coherence: mean cosine between the gradients of two steps.\n"
@@ -143,10 +141,11 @@ class _Report:
         self.files: list[str] = []
 
     def write(self) -> None:
+        from analysis.overview import run_overview
 
         entries: dict[str, dict[str, Any]] = {}
         for name, one in self.runs.items():
-            entries[name] = self._part(f"run {name}", partial(_run_entry, one)) or {}
+            entries[name] = self._part(f"run {name}", partial(run_overview, one)) or {}
             entries[name] = {"name": name, "path": str(one.path), **entries[name], "signals": {}}
         for signal in self.signals:
             self._signal(signal, entries)
@@ -165,18 +164,20 @@ class _Report:
         print(f"\n{WORDS}\nwritten to {self.out}: coherence.json, {', '.join(self.files)}")
 
     def _signal(self, signal: str, entries: dict[str, dict[str, Any]]) -> None:
+        from analysis.overview import batch_coherence_overview, sketch_check
+
         steps: dict[str, NDArray[np.int64]] = {}
         series: dict[str, BatchCoherence] = {}
         between: dict[str, str] = {}
         for name, one in self.runs.items():
-            entry = _sketch_check(one, signal)
+            entry = sketch_check(one, signal)
             entries[name]["signals"][signal] = entry
 
             def between_steps(one: Run = one, name: str = name, entry: dict[str, Any] = entry) -> None:
                 entry["step_coherence"], steps[name] = self._between_steps(one, signal, name)
 
             def within_steps(one: Run = one, name: str = name, entry: dict[str, Any] = entry) -> None:
-                entry["batch_coherence"], series[name] = _within_steps(one, signal)
+                entry["batch_coherence"], series[name] = batch_coherence_overview(one, signal)
                 between[name] = entry["batch_coherence"]["between"] or "samples"
 
             for part, compute in (("step_coherence", between_steps), ("batch_coherence", within_steps)):
@@ -202,6 +203,7 @@ class _Report:
         import numpy as np
 
         from analysis import step_coherence, step_summary
+        from analysis.overview import step_coherence_overview
 
         rows = one.gradients(signal, "step")
         summary = step_summary(rows)
@@ -214,14 +216,7 @@ class _Report:
         matrix_file = self._matrix_file(signal, name)
         write_atomically({matrix_file: save})
         self.files.append(matrix_file.name)
-        entry: dict[str, Any] = {
-            "steps": summary.rows,
-            "defined": summary.defined,
-            "undefined": summary.rows - summary.defined,
-        }
-        for field in ("mean", "lag_one", "sharing", "disjoint"):
-            entry |= _with_reason(field, getattr(summary, field), "pairs")
-        return entry | {"matrix": matrix_file.name}, rows.step
+        return step_coherence_overview(summary) | {"matrix": matrix_file.name}, rows.step
 
     def _heat_maps(self, signal: str, steps: dict[str, NDArray[np.int64]]) -> None:
         import numpy as np
@@ -259,114 +254,6 @@ class _Report:
             self.failed.append(what)
             print(f"sdo coherence: {what} failed: {' '.join(str(error).split())}", file=sys.stderr)
             return None
-
-
-def _run_entry(one: Run) -> dict[str, Any]:
-    organizer = one.info.get("organizer")
-    entry: dict[str, Any] = {
-        "organizer": organizer.get("name") if organizer else None,
-        "status": one.info.get("status"),
-    }
-    entry |= _with_reason("recorder_share", _recorder_share(one), "steps")
-    entry |= _losses(one)
-    return entry | _with_reason("within_batch_embedding_cosine", _embedding_cosine(one), "steps")
-
-
-def _recorder_share(one: Run) -> Estimate:
-    """Return the recorder's time as a share of all steps' time, its own included."""
-    from analysis import Estimate
-
-    table = one.steps()
-    own, rest = (sum(x or 0.0 for x in table.column(n).to_pylist()) for n in ("recorder_seconds", "seconds"))
-    if own + rest <= 0:
-        return Estimate.undefined("no step has a time")
-    return Estimate.of(own / (own + rest), table.num_rows)
-
-
-def _losses(one: Run) -> dict[str, Any]:
-    table = one.steps()
-    pairs = zip(table.column("step").to_pylist(), table.column("loss").to_pylist(), strict=True)
-    known = [(step, loss) for step, loss in pairs if loss is not None and math.isfinite(loss)]
-    if not known:
-        return {"loss": None, "loss_reason": "no step has a finite loss"}
-    (first_step, first), (last_step, last) = known[0], known[-1]
-    return {"loss": {"first_step": first_step, "first": first, "last_step": last_step, "last": last}}
-
-
-def _embedding_cosine(one: Run) -> Estimate:
-    """Return the mean over steps of the mean pairwise cosine of the embeddings in a batch."""
-    import numpy as np
-
-    from analysis import Estimate, mean_pairwise_cosine
-    from sdo.embeddings import Embeddings
-
-    noted = one.info.get("embeddings") or {}
-    if not noted.get("path"):
-        return Estimate.undefined("the run notes no embeddings file")
-    candidates = [Path(noted["path"]), one.path / noted["path"]]
-    file = next((path for path in candidates if path.is_file()), None)
-    if file is None:
-        return Estimate.undefined(f"the embeddings file {noted['path']} is not there")
-    try:
-        embeddings = Embeddings.read(file)
-    except InputError as error:
-        return Estimate.undefined(str(error))
-    if noted.get("fingerprint") not in (None, embeddings.fingerprint):
-        return Estimate.undefined(f"{file} has changed since the run: its fingerprint differs")
-    batches = [np.array(ids or [], dtype=np.int64) for ids in one.steps().column("sample_ids").to_pylist()]
-    if any(np.any((ids < 0) | (ids >= len(embeddings))) for ids in batches):
-        return Estimate.undefined("sample ids of the run are no rows of the embeddings")
-    each = [mean_pairwise_cosine(embeddings.unit[ids]).value for ids in batches if len(ids)]
-    defined = [value for value in each if value is not None]
-    if not defined:
-        return Estimate.undefined("no step has two samples with an embedding")
-    return Estimate.of(float(np.mean(defined)), len(defined))
-
-
-def _within_steps(one: Run, signal: str) -> tuple[dict[str, Any], BatchCoherence]:
-    """Summarise batch coherence and, of samples, the measures of the Gram matrix of each step."""
-    from analysis import batch_coherence, describe, gram_matrix, gram_measures
-
-    recorded = one.kinds(signal)
-    kind = next((kind for kind in ("sample", "micro_batch") if recorded.get(kind)), None)
-    measures: list[dict[str, Estimate]] = []
-
-    def groups() -> Iterator[GradientRows]:
-        for rows in one.iter_steps(signal, kind) if kind else ():
-            if kind == "sample":
-                measures.append(gram_measures(gram_matrix(rows.sketch, rows.norm, rows.defined)))
-            yield rows
-
-    result = batch_coherence(groups())
-    spread = dataclasses.asdict(result.spread())
-    if kind is None:
-        spread["reason"] = "the run recorded no sample and no micro-batch gradients"
-    between = {"sample": "samples", "micro_batch": "micro-batches", None: None}[kind]
-    entry: dict[str, Any] = {"between": between, "steps": spread.pop("count")}
-    entry |= {"undefined_steps": int((~result.defined).sum())} | spread
-    if spread["reason"] is None:
-        del entry["reason"]
-    if kind == "sample":
-        entry["one_step_measures"] = {}
-        for name in measures[0] if measures else ():
-            values = [step[name].value for step in measures]
-            known = [value for value in values if value is not None]
-            described = dataclasses.asdict(describe(known, "it is undefined in every step"))
-            described["undefined"] = len(values) - len(known)
-            entry["one_step_measures"][name] = described
-    return entry, result
-
-
-def _sketch_check(one: Run, signal: str) -> dict[str, Any]:
-    check = (one.info.get("sketch_check") or {}).get(signal)
-    if check:
-        return {"sketch_check": check}
-    return {"sketch_check": None, "sketch_check_reason": "the run compared no sketches with exact gradients"}
-
-
-def _with_reason(name: str, estimate: Estimate, unit: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {name: estimate.value, f"{name}_{unit}": estimate.count}
-    return entry if estimate.reason is None else entry | {f"{name}_reason": estimate.reason}
 
 
 def _table(entries: list[dict[str, Any]]) -> str:
