@@ -10,6 +10,7 @@ from analysis.coherence import (
     step_coherence,
     step_summary,
 )
+from analysis.drawing import save
 from analysis.estimates import Estimate, Spread, describe
 from analysis.gram import (
     conflict_share,
@@ -20,7 +21,7 @@ from analysis.gram import (
     m_coherence,
     noise_scale,
 )
-from analysis.plots import batch_coherence_series, coherence_heat_maps, heat_map, save, shared_limit
+from analysis.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
 from analysis.runs import GradientRows, Run
 
 __all__ = [

@@ -1,14 +1,11 @@
 """Pictures of coherence, drawn with matplotlib's object-oriented figures: no display and no global settings.
 
-Every function returns the figure and its axes and takes axes of yours; `save` writes small palette PNGs.
+Every function returns the figure and its axes and takes axes of yours.
 """
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,34 +13,17 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.coherence import BatchCoherence
-from sdo.files import write_atomically
+from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean
 
 MAX_CELLS = 256
 UNDEFINED_GREY = "#8c8c8c"
-# Okabe and Ito's palette: told apart by colour-blind readers and in print.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _UNDEFINED_TEXT = "undefined (no gradient direction)"
-_LONGEST_NAME = 48
 _LEVELS = 129
-
-
-def plain_text(text: str, longest: int = _LONGEST_NAME) -> str:
-    """Return `text` so that matplotlib draws it as it is: one line, cut, no mathematics, no missing glyphs.
-
-    Characters that the default font lacks appear by their code point, so that two names stay apart.
-    """
-    line = " ".join(text.split())
-    if len(line) > longest:
-        line = line[: longest - 1] + "…"
-    known = get_font(findfont(FontProperties())).get_charmap()
-    shown = "".join(c if ord(c) in known else c.encode("ascii", "backslashreplace").decode() for c in line)
-    return shown.replace("$", r"\$")
 
 
 def block_means(matrix: ArrayLike, size: int = MAX_CELLS) -> tuple[NDArray[np.float64], int]:
@@ -140,11 +120,11 @@ def heat_map(
         raise ValueError(f"expected a square matrix, not an array of shape {array.shape}")
     if not limit > 0:
         raise ValueError(f"limit is {limit}; expected a positive number")
-    figure, axes = _figure_of(ax, (5.6, 5.2))
+    figure, axes = figure_of(ax, (5.6, 5.2))
     axes.set_title(plain_text(title), fontsize="medium")
     cells, block = block_means(array)
     if int(np.isfinite(np.diag(cells)).sum()) < 2:
-        _message(axes, "fewer than two steps\nwith a defined gradient:\nnothing to compare")
+        message(axes, "fewer than two steps\nwith a defined gradient:\nnothing to compare")
         return figure, axes
     T = len(array)
     numbers = np.arange(T) if steps is None else np.asarray(steps)
@@ -215,7 +195,7 @@ def coherence_heat_maps(
             figure.suptitle(plain_text(title, 120))
     else:
         axes = list(ax)
-        figure = _root(axes[0])
+        figure = root_figure(axes[0])
     for place, (name, matrix) in zip(axes, matrices.items(), strict=True):
         numbers = None if steps is None else steps[name]
         heat_map(matrix, limit=v, title=name, steps=numbers, colour_bar=False, ax=place)
@@ -255,7 +235,7 @@ def batch_coherence_series(
     -------
     figure, axes
     """
-    figure, axes = _figure_of(ax, (8.0, 4.2))
+    figure, axes = figure_of(ax, (8.0, 4.2))
     axes.set_title(plain_text(title, 100), fontsize="medium")
     handles, labels = [], []
     for position, (name, one) in enumerate(series.items()):
@@ -267,10 +247,10 @@ def batch_coherence_series(
         wide = min(len(value), max(3, len(value) // 20) if window is None else window)
         size = 9 if len(value) <= 50 else 5
         axes.plot(step, value, ".", color=colour, alpha=0.6, markersize=size, markeredgewidth=0)
-        handles += axes.plot(step, _running_mean(value, wide), style, color=colour, linewidth=1.8)
+        handles += axes.plot(step, running_mean(value, wide), style, color=colour, linewidth=1.8)
         labels.append(f"{plain_text(name)} ({len(value)} steps; line: mean over {wide} of them)")
     if not handles:
-        _message(axes, "no step with two defined gradients:\nnothing to compare")
+        message(axes, "no step with two defined gradients:\nnothing to compare")
         return figure, axes
     axes.axhline(0.0, color="#555555", linewidth=0.8, zorder=0)
     axes.set_xlabel("step")
@@ -293,39 +273,6 @@ def batch_coherence_series(
     return figure, axes
 
 
-def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 130) -> Path:
-    """Write a figure as a PNG of at most 256 colours, complete or not at all.
-
-    Parameters
-    ----------
-    figure
-        Any figure.
-    path
-        File to write, in an existing folder; replaced if it exists.
-    dpi
-        Pixels an inch.
-
-    Returns
-    -------
-    Path
-        `path`.
-    """
-    from PIL import Image
-
-    target = Path(path)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", bbox_inches="tight", pad_inches=0.1)
-    buffer.seek(0)
-    with Image.open(buffer) as image:
-        pixels = np.array(image.convert("RGB"))
-    # Smooth letters alone would use up the colours: 32 greys do for them.
-    grey = np.ptp(pixels, axis=2) == 0
-    pixels[grey] = np.round(np.round(pixels[grey] / 255 * 31) * (255 / 31)).astype(np.uint8)
-    small = Image.fromarray(pixels).quantize(256, dither=Image.Dither.NONE)
-    write_atomically({target: lambda file: small.save(file, format="PNG", optimize=True)})
-    return target
-
-
 def _palette() -> Colormap:
     # seaborn loads pandas and pyplot: only a drawing pays for it.
     import seaborn
@@ -333,26 +280,6 @@ def _palette() -> Colormap:
     palette: Colormap = seaborn.color_palette("vlag", as_cmap=True)
     # An odd number keeps a neutral middle; the rest of a PNG's 256 colours is left to smooth letters.
     return palette.resampled(_LEVELS).with_extremes(bad=UNDEFINED_GREY)
-
-
-def _root(axes: Axes) -> Figure:
-    figure = axes.get_figure(root=True)
-    if figure is None:
-        raise ValueError("the axes belong to no figure")
-    return figure
-
-
-def _figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    if ax is not None:
-        return _root(ax), ax
-    figure = Figure(figsize=size, layout="compressed")
-    return figure, figure.subplots()
-
-
-def _message(axes: Axes, text: str) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#444444")
 
 
 def _number_axes(axes: Axes, numbers: NDArray[Any], block: int) -> None:
@@ -380,12 +307,3 @@ def _colour_bar(
     bar = figure.colorbar(source, ax=list(axes), extend=extend, shrink=0.8, aspect=25)
     clipped = f"; clipped at ±{limit:.2g}" if above or below else ""
     bar.set_label(f"{label}{clipped}")
-
-
-def _running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Return the centred mean over `window` values, over those there are at the ends."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    n = len(values)
-    first = np.maximum(np.arange(n) - (window - 1) // 2, 0)
-    last = np.minimum(np.arange(n) + window // 2 + 1, n)
-    return np.asarray((sums[last] - sums[first]) / (last - first), dtype=np.float64)

@@ -5,7 +5,6 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from PIL import Image
 
 from analysis import (
     BatchCoherence,
@@ -16,7 +15,8 @@ from analysis import (
     shared_limit,
     step_coherence,
 )
-from analysis.plots import UNDEFINED_GREY, block_means, plain_text
+from analysis.drawing import plain_text
+from analysis.plots import UNDEFINED_GREY, block_means
 
 
 def coherence(T, undefined=(), seed=0):
@@ -158,21 +158,3 @@ def test_any_name_is_drawn_as_it_is(tmp_path, name):
     assert axes.get_legend().get_texts()[0].get_text().startswith(plain_text(name))
     figure, _ = coherence_heat_maps({name: coherence(5)}, title=name)
     save(figure, tmp_path / "c.png", dpi=50)
-
-
-def test_plain_text():
-    assert plain_text("a\n$b_c") == r"a \$b_c"
-    assert plain_text("中") == r"\u4e2d"
-    assert plain_text("x" * 90, 10) == "x" * 9 + "…"
-
-
-def test_saved_pictures_are_small_palettes_and_replace_old_ones(tmp_path):
-    path = tmp_path / "a.png"
-    path.write_bytes(b"old")
-    figure, _ = heat_map(coherence(300), limit=1.0)
-    assert save(figure, path) == path
-    with Image.open(path) as image:
-        assert image.mode == "P"
-        assert image.format == "PNG"
-    assert path.stat().st_size < 200_000
-    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]

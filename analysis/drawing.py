@@ -1,0 +1,111 @@
+"""What every picture needs: figures without a display, text drawn as it is, small palette PNGs.
+
+matplotlib's object-oriented figures are used throughout: no global settings, no list of open figures.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from numpy.typing import NDArray
+
+from sdo.files import write_atomically
+
+# Okabe and Ito's palette: told apart by colour-blind readers and in print.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+_LONGEST_NAME = 48
+
+
+def plain_text(text: str, longest: int = _LONGEST_NAME) -> str:
+    """Return `text` so that matplotlib draws it as it is: one line, cut, no mathematics, no missing glyphs.
+
+    Characters that the default font lacks appear by their code point, so that two names stay apart.
+    """
+    line = " ".join(text.split())
+    if len(line) > longest:
+        line = line[: longest - 1] + "…"
+    known = get_font(findfont(FontProperties())).get_charmap()
+    shown = "".join(c if ord(c) in known else c.encode("ascii", "backslashreplace").decode() for c in line)
+    return shown.replace("$", r"\$")
+
+
+def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 130) -> Path:
+    """Write a figure as a PNG of at most 256 colours, complete or not at all.
+
+    Parameters
+    ----------
+    figure
+        Any figure.
+    path
+        File to write, in an existing folder; replaced if it exists.
+    dpi
+        Pixels an inch.
+
+    Returns
+    -------
+    Path
+        `path`.
+    """
+    target = Path(path)
+
+    def write(file: Path) -> None:
+        with file.open("wb") as stream:
+            write_png(figure, stream, dpi=dpi)
+
+    write_atomically({target: write})
+    return target
+
+
+def write_png(figure: Figure, stream: IO[bytes], *, dpi: int) -> None:
+    """Write a figure as a PNG of at most 256 colours into an open file."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", bbox_inches="tight", pad_inches=0.1)
+    buffer.seek(0)
+    with Image.open(buffer) as image:
+        pixels = np.array(image.convert("RGB"))
+    # Smooth letters alone would use up the colours: 32 greys do for them.
+    grey = np.ptp(pixels, axis=2) == 0
+    pixels[grey] = np.round(np.round(pixels[grey] / 255 * 31) * (255 / 31)).astype(np.uint8)
+    small = Image.fromarray(pixels).quantize(256, dither=Image.Dither.NONE)
+    small.save(stream, format="PNG", optimize=True)
+
+
+def root_figure(axes: Axes) -> Figure:
+    """Return the figure that holds some axes."""
+    figure = axes.get_figure(root=True)
+    if figure is None:
+        raise ValueError("the axes belong to no figure")
+    return figure
+
+
+def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """Return the given axes and their figure, or a new figure of `size` inches."""
+    if ax is not None:
+        return root_figure(ax), ax
+    figure = Figure(figsize=size, layout="compressed")
+    return figure, figure.subplots()
+
+
+def message(axes: Axes, text: str) -> None:
+    """Say in an empty picture why it is empty."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#444444")
+
+
+def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Return the centred mean over `window` values, over those there are at the ends."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    n = len(values)
+    first = np.maximum(np.arange(n) - (window - 1) // 2, 0)
+    last = np.minimum(np.arange(n) + window // 2 + 1, n)
+    return np.asarray((sums[last] - sums[first]) / (last - first), dtype=np.float64)
