@@ -199,6 +199,10 @@ class Run:
         """Names of the recorded signals."""
         return tuple(self.info.get("signals", {}))
 
+    def holds(self, signal: str) -> bool:
+        """Return whether gradients of a signal are stored; a run that ended in its first steps may have none."""
+        return any((self.path / "gradients" / signal).glob("part-*.parquet"))
+
     def steps(self) -> pa.Table:
         """Return one row a step: loss, learning rate, norms, tokens, seconds and sample ids."""
         return self._table("steps", _STEPS, ("step",))

@@ -96,10 +96,11 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
         arguments = [word.replace("runs/", "command-runs/") for word in arguments]
         assert main(arguments) == 0, capsys.readouterr().err
         ran.append(words[1])
-    assert ran == ["embed", "plan", "doctor", "sft", "sft", "coherence"]
+    assert ran == ["embed", "plan", "doctor", "sft", "sft", "coherence", "report"]
     assert (folder / "PLAN.parquet").is_file()
     assert (folder / "coherence" / "coherence.json").is_file()
     assert list((folder / "coherence").glob("*.png"))
+    assert (folder / "report.html").is_file()
 
 
 def test_embedding_commands_run(desk, tiny_bert, monkeypatch, capsys):

@@ -1,0 +1,129 @@
+"""Puts the sections together. A section that fails is shown as failed, with its reason; the others stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from analysis.report.content import Absent, Failed, Finding, Part, Section
+from analysis.report.page import render, state
+from analysis.report.sections import (
+    Material,
+    coherence_section,
+    provenance_section,
+    reproduce_section,
+    training_section,
+)
+from analysis.report.verdict import alerts, verdict
+from analysis.runs import Run
+from sdo.files import write_atomically
+
+FORMAT = "sdo-report"
+FORMAT_VERSION = 1
+_SECTIONS: tuple[tuple[str, str, Callable[[Material], Section | Absent]], ...] = (
+    ("training", "How training went", training_section),
+    ("coherence", "Coherence", coherence_section),
+    ("provenance", "Provenance", provenance_section),
+    ("reproduce", "How to reproduce", reproduce_section),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A finished report.
+
+    Parameters
+    ----------
+    html
+        The page.
+    numbers
+        The same numbers, for a JSON file.
+    failed
+        Titles of the sections that could not be computed.
+    """
+
+    html: str
+    numbers: dict[str, Any]
+    failed: tuple[str, ...]
+
+    def write(self, path: Path) -> Path:
+        """Write the page and, beside it, its numbers with the suffix ``.json``; both or neither.
+
+        Returns
+        -------
+        Path
+            The JSON file.
+        """
+        record = path.with_suffix(".json")
+        text = json.dumps(self.numbers, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        write_atomically(
+            {
+                path: lambda file: file.write_text(self.html, encoding="utf-8"),
+                record: lambda file: file.write_text(text, encoding="utf-8"),
+            }
+        )
+        return record
+
+
+def build_report(runs: Mapping[str, Run], *, title: str = "SDO report", command: Sequence[str] = ()) -> Report:
+    """Make a report of run folders and predictions.
+
+    Parameters
+    ----------
+    runs
+        Name to run folder, in the order in which they are shown; may be empty where there are predictions.
+    title
+        The heading.
+    command
+        The words of the command, for "how to reproduce".
+
+    Returns
+    -------
+    Report
+        Under a megabyte, readable without scripts and without a network.
+    """
+    material = Material(dict(runs), tuple(command))
+    parts = {key: _part(key, name, compute, material) for key, name, compute in _SECTIONS}
+    findings, warnings = _first(material, parts)
+    made = datetime.now(UTC).isoformat(timespec="minutes")
+    subtitle = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; made {made}"
+    html = render(title, subtitle, findings, warnings, list(parts.values()))
+    numbers = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "made": made,
+        "title": title,
+        "verdict": [asdict(finding) for finding in findings],
+        "alerts": list(warnings),
+        "sections": {key: _numbers(part) for key, part in parts.items()},
+    }
+    failed = tuple(part.title for part in parts.values() if isinstance(part.content, Failed))
+    return Report(html, numbers, failed)
+
+
+def _part(key: str, title: str, compute: Callable[[Material], Section | Absent], material: Material) -> Part:
+    try:
+        return Part(key, title, compute(material))
+    except Exception as error:  # whatever it was, the other sections are still worth having
+        words = " ".join(str(error).split()) or "no reason given"
+        return Part(key, title, Failed(f"{type(error).__name__}: {words}"))
+
+
+def _first(material: Material, parts: Mapping[str, Part]) -> tuple[list[Finding], list[str]]:
+    """Return verdict and alerts; they read the run folders too, so a broken one must not take the page with it."""
+    try:
+        return verdict(material, parts), alerts(material, parts)
+    except Exception as error:  # as for a section
+        words = " ".join(str(error).split()) or type(error).__name__
+        return [Finding("worse", f"No verdict could be reached: {words}")], []
+
+
+def _numbers(part: Part) -> dict[str, Any]:
+    entry: dict[str, Any] = {"title": part.title, "state": state(part)}
+    if isinstance(part.content, Section):
+        return entry | part.content.data
+    return entry | {"reason": part.content.reason}

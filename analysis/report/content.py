@@ -1,0 +1,195 @@
+"""What a report is made of: plain values that `page` turns into HTML and that go into the JSON file beside it."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from matplotlib.figure import Figure
+
+from analysis.drawing import write_png
+from analysis.estimates import Estimate
+
+DASH = "–"
+_PICTURE_DPI = 110
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell.
+
+    Parameters
+    ----------
+    text
+        As it is shown.
+    reason
+        Why there is no number, where there is none.
+    """
+
+    text: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; the first `texts` columns are words, the others numbers.
+
+    Parameters
+    ----------
+    head
+        One name a column.
+    rows
+        One cell a column.
+    caption
+        What the rows are.
+    texts
+        Columns from the left that hold words.
+    notes
+        Sentences below it.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    texts: int = 1
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG with the words for those who cannot see it, and the finding below it."""
+
+    png: bytes
+    alt: str
+    caption: str
+
+    @classmethod
+    def of(cls, figure: Figure, *, alt: str, caption: str) -> Picture:
+        """Draw a figure."""
+        buffer = io.BytesIO()
+        write_png(figure, buffer, dpi=_PICTURE_DPI)
+        return cls(buffer.getvalue(), alt, caption)
+
+
+@dataclass(frozen=True)
+class Quotes:
+    """Texts of the dataset under a heading; cut and escaped before they are shown."""
+
+    heading: str
+    words: str
+    quotes: tuple[str, ...]
+
+
+Tone = Literal["better", "worse", "undetermined", "plain"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence of the verdict."""
+
+    tone: Tone
+    words: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report.
+
+    Parameters
+    ----------
+    words
+        Its paragraphs, the finding first.
+    tables, pictures, quotes
+        What stands below them.
+    more
+        Definitions and sources, folded away.
+    findings
+        What it adds to the verdict.
+    alerts
+        What a reader must know before believing its numbers.
+    data
+        The same numbers for the JSON file; None where one is undefined, with its reason beside it.
+    """
+
+    words: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    quotes: tuple[Quotes, ...] = ()
+    more: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    alerts: tuple[str, ...] = ()
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A section that has nothing to show, and what it would need."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A section that could not be computed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section's place in the report, whatever became of it."""
+
+    key: str
+    title: str
+    content: Section | Absent | Failed
+
+
+def number(value: float | Estimate | None, pattern: str = "{:.3g}", reason: str | None = None) -> Cell:
+    """Return a number's cell, or a dash with the reason.
+
+    Parameters
+    ----------
+    value
+        The number; an estimate brings its own reason.
+    pattern
+        A format string.
+    reason
+        Why `value` is None.
+    """
+    shown, why = (value.value, value.reason) if isinstance(value, Estimate) else (value, reason)
+    if shown is None:
+        return Cell(DASH, why or "not recorded")
+    return Cell(pattern.format(shown).replace("-", "−"))
+
+
+def excerpt(text: str, longest: int = 280) -> str:
+    """Return one line of a dataset's text: spaces joined, invisible and direction-changing characters replaced, cut.
+
+    Parameters
+    ----------
+    text
+        Anything; only its beginning is looked at.
+    longest
+        Characters to keep.
+    """
+    head = text[: 8 * longest]
+    shown = "".join("\N{REPLACEMENT CHARACTER}" if _hidden(c) else c for c in head)
+    line = " ".join(shown.split())
+    if len(line) > longest or len(text) > len(head):
+        return line[: longest - 1].rstrip() + "…"
+    return line
+
+
+def join(names: Sequence[str]) -> str:
+    """Return names as a list in words: ``a``, ``a and b``, ``a, b and c``."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _hidden(character: str) -> bool:
+    # Cc control, Cf format (direction overrides, zero widths), Cs surrogates, Co private use, Cn unassigned.
+    return unicodedata.category(character)[0] == "C" and character not in "\t\n\r"

@@ -1,0 +1,56 @@
+"""From a report's content to one HTML file: no script, no network, every text escaped."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from analysis.report.content import Absent, Failed, Finding, Part, excerpt
+
+
+def render(title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequence[str], parts: Sequence[Part]) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    title, subtitle
+        The heading and the line below it.
+    verdict, alerts
+        What stands first.
+    parts
+        The sections in their order.
+    """
+    folder = files("analysis.report")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False, keep_trailing_newline=True
+    )
+    environment.filters |= {"base64": _base64, "size_attributes": _size_attributes, "excerpt": excerpt}
+    template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
+    css = Markup((folder / "page.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
+    shown: list[dict[str, Any]] = [
+        {"key": part.key, "title": part.title, "content": part.content, "state": state(part)} for part in parts
+    ]
+    return template.render(title=title, subtitle=subtitle, verdict=verdict, alerts=alerts, parts=shown, css=css)
+
+
+def state(part: Part) -> str:
+    """Return ``"shown"``, ``"absent"`` or ``"failed"``."""
+    if isinstance(part.content, Failed):
+        return "failed"
+    return "absent" if isinstance(part.content, Absent) else "shown"
+
+
+def _base64(png: bytes) -> str:
+    return base64.b64encode(png).decode("ascii")
+
+
+def _size_attributes(png: bytes) -> Markup:
+    """Say a picture's size, so that the page does not jump while it loads."""
+    width, height = struct.unpack(">II", png[16:24])
+    return Markup(' width="{}" height="{}"').format(width, height)

@@ -1,0 +1,315 @@
+"""The sections about runs: how training went, coherence, provenance, and how to make it all again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from analysis.coherence import step_coherence, step_summary
+from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
+from analysis.plots import batch_coherence_series, coherence_heat_maps
+from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number
+from analysis.runs import Run
+from analysis.training import Evaluation, Training, evaluation_curves, evaluations, loss_curves, training
+
+_VERSIONS = ("sdo-toolkit", "torch", "transformers", "trl", "numpy", "python")
+
+
+@dataclass
+class Material:
+    """What a report is made from; sections share what is costly.
+
+    Parameters
+    ----------
+    runs
+        Name to run folder, in the order in which they are shown.
+    command
+        The words of the command that made the report, if any.
+    """
+
+    runs: Mapping[str, Run]
+    command: Sequence[str] = ()
+    _overviews: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _trainings: dict[str, Training] = field(default_factory=dict)
+    _evaluations: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
+
+    def overview(self, name: str) -> dict[str, Any]:
+        """Return a run's figures as `run_overview` has them."""
+        if name not in self._overviews:
+            self._overviews[name] = run_overview(self.runs[name])
+        return self._overviews[name]
+
+    def training(self, name: str) -> Training:
+        """Return how a run's training went."""
+        if name not in self._trainings:
+            self._trainings[name] = training(self.runs[name])
+        return self._trainings[name]
+
+    def evaluations(self, name: str) -> dict[str, Evaluation]:
+        """Return a run's evaluations by measure."""
+        if name not in self._evaluations:
+            self._evaluations[name] = evaluations(self.runs[name])
+        return self._evaluations[name]
+
+    @property
+    def signals(self) -> list[str]:
+        """Signals of which all runs hold gradients, in the first run's order."""
+        runs = list(self.runs.values())
+        return [signal for signal in runs[0].signals if all(one.holds(signal) for one in runs)] if runs else []
+
+
+# ---------------------------------------------------------------------- how training went
+
+
+def training_section(material: Material) -> Section | Absent:
+    """Loss, held-out scores, and the data that each run had seen."""
+    if not material.runs:
+        return Absent("No run folder was given: sdo report RUN… shows how training went.")
+    went = {name: material.training(name) for name in material.runs}
+    if not any(len(one.step) for one in went.values()):
+        return Absent("No run has a complete step.")
+    rows, data = [], {}
+    for name, one in went.items():
+        end = _end_of_training(one)
+        rows.append(
+            (
+                Cell(name),
+                Cell(_organizer(material.runs[name])),
+                number(len(one.step), "{:d}"),
+                number(end["samples"], "{:d}", "no step"),
+                number(end["distinct"], "{:d}", "no step"),
+                number(end["tokens"], "{:,}", "no step"),
+                number(end["first_loss"], "{:.3f}", "no step has a loss"),
+                number(end["last_loss"], "{:.3f}", "no step has a loss"),
+            )
+        )
+        data[name] = {"steps": len(one.step), **end}
+    head = ("run", "organizer", "steps", "samples", "distinct", "tokens", "loss, first tenth", "loss, last tenth")
+    notes = ("Losses are means over a tenth of the steps, each over other samples; held-out scores compare runs.",)
+    figure, _ = loss_curves(went)
+    pictures = [Picture.of(figure, alt="Training loss over the steps, a line a run.", caption="Training loss.")]
+    tables = [Table(head, tuple(rows), "What each run trained on", texts=2, notes=notes)]
+    measures = sorted({measure for name in material.runs for measure in material.evaluations(name)})
+    for measure in measures:
+        table, picture, entry = _evaluation(material, measure)
+        tables.append(table)
+        pictures.append(picture)
+        for name, values in entry.items():
+            data[name].setdefault("evaluations", {})[measure] = values
+    words = [_repetition(went)]
+    if not measures:
+        words.append("No run was evaluated on held-out samples; an eval_dataset gives losses that can be compared.")
+    return Section(tuple(w for w in words if w), tuple(tables), tuple(pictures), data={"runs": data})
+
+
+def _end_of_training(one: Training) -> dict[str, Any]:
+    """Return the last counts, and the mean loss over the first and the last tenth of the steps."""
+    if not len(one.step):
+        return dict.fromkeys(("samples", "distinct", "tokens", "first_loss", "last_loss"))
+    tenth = max(1, len(one.step) // 10)
+
+    def mean(values: Any) -> float | None:
+        known = values[np.isfinite(values)]
+        return float(known.mean()) if len(known) else None
+
+    return {
+        "samples": int(one.samples[-1]),
+        "distinct": int(one.distinct[-1]),
+        "tokens": int(one.tokens[-1]),
+        "first_loss": mean(one.loss[:tenth]),
+        "last_loss": mean(one.loss[-tenth:]),
+    }
+
+
+def _repetition(went: Mapping[str, Training]) -> str:
+    seen = {name: (int(one.distinct[-1]), int(one.samples[-1])) for name, one in went.items() if len(one.step)}
+    if len(seen) < 2:
+        return ""
+    most, fewest = max(seen, key=lambda n: seen[n][0]), min(seen, key=lambda n: seen[n][0])
+    if seen[most][0] == seen[fewest][0]:
+        return f"All runs saw {seen[most][0]} different samples."
+    return (
+        f"{fewest} saw {seen[fewest][0]} different samples, {most} {seen[most][0]}: at equal steps they had different "
+        "amounts of different data, which belongs beside every comparison of their losses."
+    )
+
+
+def _evaluation(material: Material, measure: str) -> tuple[Table, Picture, dict[str, Any]]:
+    every = {name: material.evaluations(name) for name in material.runs}
+    held = {name: measures[measure] for name, measures in every.items() if measure in measures}
+    rows, data = [], {}
+    for name, one in held.items():
+        values = [None if np.isnan(m) else float(m) for m in one.mean]
+        data[name] = {"step": one.step.tolist(), "mean": values, "samples": one.count.tolist()}
+        first, last = number(values[0], "{:.4g}", "no score"), number(values[-1], "{:.4g}", "no score")
+        known = [v for v in values if v is not None]
+        low, high = (min(known), max(known)) if known else (None, None)
+        samples = number(int(one.count.max()), "{:d}")
+        rows.append(
+            (
+                Cell(name),
+                number(len(values), "{:d}"),
+                samples,
+                first,
+                number(low, "{:.4g}", "no score"),
+                number(high, "{:.4g}", "no score"),
+                last,
+            )
+        )
+    head = ("run", "evaluations", "samples", "first", "lowest", "highest", "last")
+    figure, _ = evaluation_curves(held, measure)
+    caption = f"{measure}: mean over the samples of each evaluation. One seed gives no verdict on a difference."
+    picture = Picture.of(figure, alt=f"{measure} over the steps, a line a run.", caption=caption)
+    return Table(head, tuple(rows), measure), picture, data
+
+
+# ---------------------------------------------------------------------- coherence
+
+
+def coherence_section(material: Material) -> Section | Absent:
+    """Step and batch coherence of every signal that all runs recorded."""
+    if not material.runs:
+        return Absent("No run folder was given: coherence is computed from recorded gradients.")
+    if not material.signals:
+        return Absent("The runs hold gradients of no signal in common; a GradientRecorder records them.")
+    tables, pictures, data = [], [], {}
+    words = []
+    for signal in material.signals:
+        table, drawn, entry, sentence = _coherence_of(material, signal)
+        tables.append(table)
+        pictures += drawn
+        data[signal] = entry
+        words.append(sentence)
+    return Section(tuple(words), tuple(tables), tuple(pictures), more=_COHERENCE_WORDS, data={"signals": data})
+
+
+def _coherence_of(material: Material, signal: str) -> tuple[Table, list[Picture], dict[str, Any], str]:
+    rows, matrices, steps, series, data = [], {}, {}, {}, {}
+    for name, run in material.runs.items():
+        gradients = run.gradients(signal, "step")
+        between = step_coherence_overview(step_summary(gradients))
+        matrices[name], steps[name] = step_coherence(gradients.sketch, gradients.defined), gradients.step
+        within, one = batch_coherence_overview(run, signal)
+        if one.defined.any():
+            series[f"{name}, {within['between']}"] = one
+        check = sketch_check(run, signal)
+        data[name] = {"step_coherence": between, "batch_coherence": within, **check}
+        rows.append(
+            (
+                Cell(name),
+                number(between["steps"], "{:d}"),
+                number(between["undefined"], "{:d}"),
+                *(
+                    number(between[key], "{:+.3f}", between.get(f"{key}_reason"))
+                    for key in ("mean", "lag_one", "sharing", "disjoint")
+                ),
+                number(within["mean"], "{:+.3f}", within.get("reason")),
+                number(within["steps"], "{:d}"),
+                number((check["sketch_check"] or {}).get("rmse"), "{:.4f}", check.get("sketch_check_reason")),
+            )
+        )
+    head = (
+        *("run", "steps", "undefined", "all pairs", "next step", "sharing a sample", "sharing none"),
+        *("within batches", "steps of it", "sketch rmse"),
+    )
+    caption = f"Signal {signal}: mean cosine between the gradients of two steps, and within batches"
+    figure, _ = coherence_heat_maps(matrices, steps=steps)
+    picture = Picture.of(
+        figure,
+        alt=f"Heat maps of the cosine between the gradients of all pairs of steps, {signal}, one a run, on one scale.",
+        caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs.",
+    )
+    pictures = [picture]
+    if series:
+        figure, _ = batch_coherence_series(series, of="samples or micro-batches")
+        alt = f"Batch coherence of {signal} over the steps, a colour a run."
+        pictures.append(Picture.of(figure, alt=alt, caption=f"Batch coherence, {signal}: dots are steps."))
+    return Table(head, tuple(rows), caption), pictures, data, _coherence_sentence(signal, data)
+
+
+def _coherence_sentence(signal: str, data: Mapping[str, Any]) -> str:
+    between = {name: entry["step_coherence"]["mean"] for name, entry in data.items()}
+    within = {name: entry["batch_coherence"]["mean"] for name, entry in data.items()}
+    parts = []
+    for words, values in (("two steps", between), ("samples of one batch", within)):
+        known = {name: value for name, value in values.items() if value is not None}
+        if known:
+            named = [f"{value:+.3f} in {name}" for name, value in known.items()]
+            parts.append(f"gradients of {words} have a mean cosine of {join(named)}")
+    return f"{signal}: {'; '.join(parts) or 'no gradient has a direction'}.".replace("-", "−") if parts else ""
+
+
+_COHERENCE_WORDS = (
+    "Step coherence is the cosine between the gradients of two steps; batch coherence the mean cosine between the "
+    "gradients of the samples (or micro-batches) of one step. Locality can raise the second and lower the first.",
+    "Steps that hold the same sample agree for that reason alone, so pairs that share a sample stand apart. Gradients "
+    "that are zero or not finite have no direction and are left out.",
+    "weight is the gradient of one parameter, hidden that at the final norm's output, summed over positions. Long "
+    "gradients are kept as sketches; the sketch's rmse is how far their cosines were from the exact ones.",
+)
+
+
+# ---------------------------------------------------------------------- provenance
+
+
+def provenance_section(material: Material) -> Section | Absent:
+    """Where the numbers come from: options, seeds, versions, fingerprints."""
+    if not material.runs:
+        return Absent("No run folder was given.")
+    facts = {name: _facts(run) for name, run in material.runs.items()}
+    keys = list(dict.fromkeys(key for entry in facts.values() for key in entry))
+    rows = [(Cell(key), *(Cell(facts[name].get(key, "") or "–") for name in facts)) for key in keys]
+    table = Table(("", *facts), tuple(rows), "Runs", texts=1 + len(facts))
+    return Section(tables=(table,), data={"runs": facts})
+
+
+def _facts(run: Run) -> dict[str, str]:
+    info = run.info
+    organizer, embeddings, model = (info.get(key) or {} for key in ("organizer", "embeddings", "model"))
+    dataset, trainer, seeds = (info.get(key) or {} for key in ("dataset", "trainer", "seeds"))
+    options = ", ".join(f"{key}={value}" for key, value in (organizer.get("options") or {}).items())
+    weights = (info.get("signals") or {}).get("weight") or {}
+    return {
+        "folder": str(run.path),
+        "run id": str(info.get("run_id") or ""),
+        "created": str(info.get("created") or ""),
+        "status": str(info.get("status") or ""),
+        "organizer": f"{organizer.get('name', 'none')} ({options})" if organizer else "none",
+        "batch size": str(organizer.get("batch_size") or ""),
+        "plan fingerprint": str(organizer.get("fingerprint") or "")[:16],
+        "embeddings": f"{embeddings.get('rows', '?')} × {embeddings.get('dim', '?')}" if embeddings else "none",
+        "embeddings fingerprint": str(embeddings.get("fingerprint") or "")[:16],
+        "model": " ".join(str(model[k]) for k in ("class", "name") if model.get(k)),
+        "parameters": f"{model.get('trainable_parameters', 0):,} trained of {model['parameters']:,}"
+        if model.get("parameters")
+        else "",
+        "parameter of weight": str(weights.get("parameter") or ""),
+        "dataset": f"{dataset.get('rows', '?')} rows, fingerprint {dataset.get('fingerprint')}" if dataset else "",
+        "trainer": ", ".join(f"{key}={value}" for key, value in trainer.items()),
+        "seeds": ", ".join(f"{key}={value}" for key, value in seeds.items()),
+        "versions": ", ".join(f"{k} {v}" for k in _VERSIONS if (v := (info.get("versions") or {}).get(k))),
+    }
+
+
+def reproduce_section(material: Material) -> Section:
+    """How to make the report again."""
+    words = []
+    if material.command:
+        words.append(f"This page: {shlex.join(material.command)}")
+    if material.runs:
+        words.append(
+            "A run's batches are a pure function of its embeddings, options, seed and batch size: the same embeddings "
+            "(by fingerprint) and options give the same plan on every machine. Weights are reproduced as far as torch "
+            "is deterministic on the device."
+        )
+    words.append("The numbers of this page are in the JSON file beside it; null stands with its reason.")
+    return Section(tuple(words), data={"command": list(material.command)})
+
+
+def _organizer(run: Run) -> str:
+    organizer = run.info.get("organizer")
+    return str(organizer.get("name")) if organizer else "none"

@@ -1,0 +1,148 @@
+"""What stands first: the verdict, as far as the numbers carry one, and what a reader must know before believing it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from analysis.report.content import Failed, Finding, Part, Section, join
+from analysis.report.sections import Material
+
+_RMSE = 0.02
+_RECORDER_SHARE = 0.05
+_CLIPPED = 0.5
+_DISTINCT = 0.95
+
+
+def verdict(material: Material, parts: Mapping[str, Part]) -> list[Finding]:
+    """Return the sentences that stand first.
+
+    Parameters
+    ----------
+    material
+        What the report is made from.
+    parts
+        The sections by key.
+    """
+    findings: list[Finding] = []
+    for part in parts.values():
+        if isinstance(part.content, Section):
+            findings += part.content.findings
+    groups = _groups(material)
+    if len(material.runs) > 1 and len(groups) > 1 and min(map(len, groups.values())) < 2:
+        alone = join([name for name, runs in groups.items() if len(runs) == 1])
+        findings.append(
+            Finding(
+                "undetermined",
+                f"Whether the organizers differ: one run of {alone} cannot tell a difference from chance. Several "
+                "seeds of each can: sdo compare.",
+            )
+        )
+    elif len(material.runs) == 1:
+        findings.append(Finding("plain", "One run: this page describes it; there is nothing to compare it with."))
+    failed = [part.title for part in parts.values() if isinstance(part.content, Failed)]
+    if failed:
+        findings.insert(0, Finding("worse", f"This page is incomplete: {join(failed)} could not be computed."))
+    if not findings:
+        findings.append(Finding("plain", "The numbers below describe what was given; nothing was compared."))
+    return findings
+
+
+def alerts(material: Material, parts: Mapping[str, Part]) -> list[str]:
+    """Return what a reader must know before believing a number.
+
+    Parameters
+    ----------
+    material
+        What the report is made from.
+    parts
+        The sections by key.
+    """
+    found = [*_status(material), *_settings(material), *_gradients(material, parts), *_steps(material)]
+    for part in parts.values():
+        if isinstance(part.content, Section):
+            found += part.content.alerts
+    return found
+
+
+def _groups(material: Material) -> dict[str, list[str]]:
+    """Group runs that differ in nothing but their seed by organizer, and by options where the name does not tell."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, run in material.runs.items():
+        organizer = run.info.get("organizer") or {}
+        options = (organizer.get("options") or {}).items()
+        told = " ".join(f"{key}={value}" for key, value in options if key != "seed")
+        groups[str(organizer.get("name", "no organizer")), told].append(name)
+    names = [name for name, _ in groups]
+    return {name if names.count(name) == 1 else f"{name} {told}": runs for (name, told), runs in groups.items()}
+
+
+def _status(material: Material) -> list[str]:
+    found = []
+    for name, run in material.runs.items():
+        status = run.info.get("status")
+        if status != "finished":
+            last = material.training(name).step
+            until = f"it holds steps up to {last[-1]}" if len(last) else "it holds no complete step"
+            found.append(f"{name} is {status!r}, not finished: {until}.")
+    return found
+
+
+def _settings(material: Material) -> list[str]:
+    """Name what differs between the runs beside the organizer."""
+    if len(material.runs) < 2:
+        return []
+
+    def facts(info: Mapping[str, Any]) -> dict[str, Any]:
+        model, dataset = info.get("model") or {}, info.get("dataset") or {}
+        trainer, organizer = info.get("trainer") or {}, info.get("organizer") or {}
+        entry = {f"trainer {key}": value for key, value in trainer.items()}
+        entry |= {"model class": model.get("class"), "parameters": model.get("parameters")}
+        entry |= {"trained parameters": model.get("trainable_parameters"), "dataset": dataset.get("fingerprint")}
+        return entry | {"batch size": organizer.get("batch_size")}
+
+    all_facts = {name: facts(run.info) for name, run in material.runs.items()}
+    found = []
+    for key in dict.fromkeys(key for entry in all_facts.values() for key in entry):
+        values = {name: entry.get(key) for name, entry in all_facts.items()}
+        if len(set(map(str, values.values()))) > 1:
+            named = join([f"{value} in {name}" for name, value in values.items()])
+            found.append(f"The runs differ in more than their batches: {key} is {named}.")
+    return found
+
+
+def _gradients(material: Material, parts: Mapping[str, Part]) -> list[str]:
+    content = parts["coherence"].content if "coherence" in parts else None
+    if not isinstance(content, Section):
+        return []
+    found = []
+    for signal, runs in content.data["signals"].items():
+        for name, entry in runs.items():
+            undefined = entry["step_coherence"]["undefined"]
+            if undefined:
+                steps = entry["step_coherence"]["steps"]
+                found.append(f"{name}: {undefined} of {steps} gradients of {signal} have no direction: left out.")
+            rmse = (entry["sketch_check"] or {}).get("rmse")
+            if rmse is not None and rmse > _RMSE:
+                found.append(f"{name}: sketched cosines of {signal} are off by {rmse:.3f} (rmse).")
+    return found
+
+
+def _steps(material: Material) -> list[str]:
+    found = []
+    distinct = {}
+    for name, run in material.runs.items():
+        share = material.overview(name)["recorder_share"]
+        if share is not None and share > _RECORDER_SHARE:
+            found.append(f"{name}: the recorder took {share:.0%} of the time.")
+        clipped = [value for value in run.steps().column("clipped").to_pylist() if value is not None]
+        if clipped and sum(clipped) / len(clipped) > _CLIPPED:
+            found.append(f"{name}: {sum(clipped)} of {len(clipped)} updates were clipped.")
+        seen = material.training(name).distinct
+        if len(seen):
+            distinct[name] = int(seen[-1])
+    if len(distinct) > 1 and min(distinct.values()) < _DISTINCT * max(distinct.values()):
+        named = join([f"{name} {count}" for name, count in distinct.items()])
+        found.append(f"The runs saw different numbers of different samples: {named}.")
+    return found
