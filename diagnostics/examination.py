@@ -107,7 +107,7 @@ class _Examination:
         """Run forward and backward on the first rows of the first batch."""
         before = len(self._refused)
         args = self._trainer.args
-        self.attempt(lambda: check_launch(type(args), args, "SFTConfig"))
+        self.attempt(lambda: check_launch(type(args), args))
         self.attempt(lambda: require_positions(self._trainer.train_dataset))
         if len(self._refused) > before:
             return

@@ -90,7 +90,7 @@ class Recording:
         InputError
             As :class:`~diagnostics.GradientRecorder` says.
         """
-        check_launch(type(args), args, "SFTConfig")
+        check_launch(type(args), args)
         require_positions(getattr(loader, "dataset", None))
         recording = cls(options, model, state.global_step, float(args.max_grad_norm or 0))
         taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
