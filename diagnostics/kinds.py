@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from sdo.errors import InputError
 
@@ -18,25 +18,44 @@ class TrainerKind:
         Names of TRL's class and of the class of its arguments, which is all that a callback sees.
     sample
         What one sample is, in words.
+    loss
+        What ``loss`` in steps/ is, in words.
+    tokens
+        What ``tokens`` counts, in words.
+    score
+        What an evaluation says of each sample, in words; None where nothing is read off.
     sequences
         Sequences that a sample has in one forward pass. They stand in blocks: the first sequences of all samples, then
         the second ones, and so on.
-    loss
-        What ``loss`` in steps/ is, in words.
+    positions
+        Positions of a sample that carry a loss, where they are not counted in the batch.
     loss_from
         ``"forward"``: read off the model's output; ``"log"``: the trainer computes it from several passes, so that it
         is known where the trainer logs the step.
-    score
-        What an evaluation says of each sample, in words; None where nothing is read off.
+    score_from
+        How an evaluation's scores are read off the model's output: see :func:`diagnostics.losses.held_out_scores`.
+    score_name
+        What stands in the place of ``loss`` in the trainer's name of an evaluation.
     """
 
     trainer: str
     config: str
     sample: str
     loss: str
-    sequences: int = 1
-    loss_from: Literal["forward", "log"] = "forward"
+    tokens: str = "tokens with a label"
     score: str | None = None
+    sequences: int = 1
+    positions: int | None = None
+    loss_from: Literal["forward", "log"] = "forward"
+    score_from: Literal["loss", "log_probs", "logits"] | None = None
+    score_name: str = "loss"
+
+    def describe(self) -> dict[str, Any]:
+        """Return what run.json says: which trainer, and what the numbers of its run mean."""
+        return {
+            "trainer": self.trainer,
+            **{name: getattr(self, name) for name in ("sample", "loss", "tokens", "score")},
+        }
 
 
 PLAIN = TrainerKind(
@@ -45,16 +64,46 @@ PLAIN = TrainerKind(
     sample="a row of the training dataset",
     loss="mean negative log-likelihood per trained token, nats",
     score="mean negative log-likelihood per token, nats",
+    score_from="loss",
 )
+_PAIR = "a prompt with its chosen and its rejected answer"
+_LOGGED = "as the trainer logs it: the mean over the step's micro-batches; null for steps that it does not log"
 
 # One entry for each class of TRL; descendants of a user's own follow the first class of TRL in their lineage.
 SUPPORTED = (
+    replace(PLAIN, trainer="SFTTrainer", config="SFTConfig"),
     TrainerKind(
-        trainer="SFTTrainer",
-        config="SFTConfig",
-        sample=PLAIN.sample,
-        loss=PLAIN.loss,
-        score=PLAIN.score,
+        trainer="DPOTrainer",
+        config="DPOConfig",
+        sample=_PAIR,
+        loss=f"DPO's loss of its loss_type, mean over a micro-batch's pairs, {_LOGGED}",
+        tokens="completion tokens of both answers",
+        score="log p(chosen) - log p(rejected) under the trained model, summed over completion tokens, nats",
+        sequences=2,
+        loss_from="log",
+        score_from="log_probs",
+        score_name="logp_margin",
+    ),
+    TrainerKind(
+        trainer="KTOTrainer",
+        config="KTOConfig",
+        sample="a prompt with one answer and whether it is desirable",
+        loss=f"KTO's loss of its loss_type, mean over a micro-batch's samples, {_LOGGED}",
+        tokens="completion tokens",
+        loss_from="log",
+    ),
+    TrainerKind(
+        trainer="RewardTrainer",
+        config="RewardConfig",
+        sample=_PAIR,
+        loss=f"-log sigmoid(reward of chosen - reward of rejected), mean over a micro-batch's pairs, {_LOGGED}",
+        tokens="positions that are rewarded, one for each answer",
+        score="reward of chosen - reward of rejected",
+        sequences=2,
+        positions=2,
+        loss_from="log",
+        score_from="logits",
+        score_name="reward_margin",
     ),
 )
 

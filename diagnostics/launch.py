@@ -80,7 +80,7 @@ def require_positions(dataset: Any) -> None:
 def no_ids_came() -> str:
     """Return the words for a step whose batches brought no sample ids to the model."""
     return (
-        "no sample ids reached the model in this step; expected them with each batch. They travel as one more "
-        "argument: a compute_loss of your own must pass **inputs on to the model, and nothing may replace the data "
-        "loader or the model after training began"
+        "no sample ids reached the model in this step; expected them with each batch. They travel on its input_ids: a "
+        "compute_loss of your own must hand that very tensor to the model, and nothing may replace the data loader or "
+        "the model after training began"
     )
