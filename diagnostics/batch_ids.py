@@ -1,19 +1,21 @@
 """How sample ids travel with a batch: from the dataset's positions through the collator to the model's call.
 
-The loader's dataset is wrapped so that each item carries its id, the collator puts the ids beside the tensors, and a
-hook takes them out again before the model's forward. Nothing relies on the order in which a loader draws, so
+The loader's dataset is wrapped so that each item carries its id, and the collator puts the ids beside the tensors. Once
+the batch is on its device they ride on its ``input_ids``, where a hook finds them before the model's forward; a
+reference model that is given the same tensor sees nothing. Nothing relies on the order in which a loader draws, so
 look-ahead, workers and skipped batches cannot shift an id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
@@ -36,7 +38,7 @@ class BatchIds:
     sample_ids
         The b samples.
     tokens
-        How many tokens of each carry a loss; None where the batch has no labels of shape ``(b, t)``.
+        How many tokens of each carry a loss; None where the batch has neither labels nor a mask of completions.
     """
 
     sample_ids: tuple[int, ...]
@@ -173,9 +175,11 @@ class IdChannel:
 
     def _make_hook(self) -> Callable[..., tuple[Any, Any] | None]:
         def take_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-            if BATCH_KEY not in kwargs:
+            ids = kwargs.pop(BATCH_KEY, None)
+            if ids is None:
+                ids = getattr(kwargs.get("input_ids", args[0] if args else None), BATCH_KEY, None)
+            if ids is None:
                 return None
-            ids = kwargs.pop(BATCH_KEY)
             if module.training and torch.is_grad_enabled() and ids is not self._last:
                 self._last = ids
                 for listener in self._subscribers:
@@ -226,12 +230,35 @@ class _TaggedCollator:
                 "ids can travel; mend: return a dict from the collator"
             )
         ids = tuple(entry.sample_id for entry in tagged)
-        batch[BATCH_KEY] = BatchIds(ids, _loss_tokens(batch.get("labels"), len(ids)))
+        if type(batch) is dict:
+            batch = _Batch(batch)
+        batch[BATCH_KEY] = BatchIds(ids, _loss_tokens(batch, len(ids)))
         return batch
 
 
-def _loss_tokens(labels: Any, samples: int) -> tuple[int, ...] | None:
-    """Count the labels that a causal language model predicts: all but the first, where they are not ignored."""
-    if not isinstance(labels, torch.Tensor) or labels.ndim != 2 or len(labels) != samples:
+class _Batch(dict[str, Any]):
+    """A batch whose ids move on to its ``input_ids`` when it goes to its device, which is the last copy of a tensor.
+
+    Beside the tensors they would reach every model that a trainer hands its inputs to, a reference model too. Where
+    nobody moves the batch, or it is another mapping than a dict, they arrive as one more argument, and the hook takes
+    them out.
+    """
+
+    def to(self, device: Any, **options: Any) -> dict[str, Any]:
+        """Return the batch on a device; accelerate calls it as it would a tensor's."""
+        moved = {key: send_to_device(value, device, **options) for key, value in self.items()}
+        if isinstance(moved.get("input_ids"), torch.Tensor):
+            setattr(moved["input_ids"], BATCH_KEY, moved.pop(BATCH_KEY))
+        return moved
+
+
+def _loss_tokens(batch: Mapping[str, Any], samples: int) -> tuple[int, ...] | None:
+    """Count the tokens that a causal language model is trained to predict: all but the first of each sequence.
+
+    A sample of several sequences has them in blocks (see :class:`diagnostics.kinds.TrainerKind`).
+    """
+    labels, mask = batch.get("labels"), batch.get("completion_mask")
+    trained = labels != IGNORED if isinstance(labels, torch.Tensor) else mask
+    if not isinstance(trained, torch.Tensor) or trained.ndim != 2 or len(trained) % samples:
         return None
-    return tuple((labels[:, 1:] != IGNORED).sum(dim=1).tolist())
+    return tuple((trained[:, 1:] != 0).sum(dim=1).view(-1, samples).sum(dim=0).tolist())

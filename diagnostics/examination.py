@@ -10,6 +10,7 @@ from typing import Any
 from diagnostics.batch_ids import IdChannel
 from diagnostics.diagnosis import Diagnosis, SignalFinding
 from diagnostics.forecast import Shape, forecast
+from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.recorder import GradientRecorder
 from diagnostics.runlog import check_free
@@ -87,12 +88,15 @@ class _Examination:
         self._taps: dict[str, WeightTap | HiddenTap] = {}
         self._step: MicroStep | None = None
         self._schedule: _Schedule | None = None
+        args = trainer.args
+        self._kind: TrainerKind | None = self.attempt(lambda: check_launch(type(args), args))
         k, shared = recorder.sketch_size, (lambda: (0, self._micros), _no_clock)
         if "weight" in recorder.signals:
             tap = self.attempt(lambda: WeightTap.of(trainer.model, recorder.weight, k, *shared))
             self._taps.update({"weight": tap} if tap is not None else {})
         if "hidden" in recorder.signals:
-            other = self.attempt(lambda: HiddenTap.of(trainer.model, k, *shared))
+            sequences = 1 if self._kind is None else self._kind.sequences
+            other = self.attempt(lambda: HiddenTap.of(trainer.model, k, *shared, sequences=sequences))
             self._taps.update({"hidden": other} if other is not None else {})
 
     def attempt(self, action: Any) -> Any:
@@ -106,16 +110,15 @@ class _Examination:
     def micro_step(self, rows: int) -> None:
         """Run forward and backward on the first rows of the first batch."""
         before = len(self._refused)
-        args = self._trainer.args
-        self.attempt(lambda: check_launch(type(args), args, "SFTConfig"))
         self.attempt(lambda: require_positions(self._trainer.train_dataset))
-        if len(self._refused) > before:
+        if self._kind is None or len(self._refused) > before:
             return
         try:
             with untouched(self._trainer):
                 loader = self._trainer.get_train_dataloader()
                 self._schedule = _schedule(self._trainer, loader)
-                self._step = run_micro_step(self._trainer, loader, list(self._taps.values()), self._micros, rows)
+                taps = list(self._taps.values())
+                self._step = run_micro_step(self._trainer, self._kind, loader, taps, self._micros, rows)
         except InputError as error:
             self._refused.append(str(error))
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:

@@ -6,34 +6,48 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from diagnostics.kinds import TrainerKind, kind_of
 from sdo.errors import InputError
 
 
-def check_launch(trainer_class: type, args: Any, supported: str) -> None:
-    """Refuse trainers whose batches are not rows of their dataset, and runs on several devices.
+def check_launch(cls: type, args: Any) -> TrainerKind:
+    """Refuse trainers whose batches are not rows of their dataset, and launches that are not supported.
 
     Parameters
     ----------
-    trainer_class
+    cls
         The trainer's class, or that of its arguments.
     args
         The trainer's arguments.
-    supported
-        The TRL class that is supported.
+
+    Returns
+    -------
+    TrainerKind
+        What has to be known of the trainer.
 
     Raises
     ------
     InputError
         Naming what came.
     """
-    lineage = [cls for cls in trainer_class.__mro__ if cls.__module__.startswith("trl.")]
-    base = [cls for cls in lineage if not cls.__name__.startswith("_")]
-    # The first one: TRL's own descendants of SFTTrainer make their data themselves.
-    if base and base[0].__name__ != supported:
-        raise InputError(
-            f"got a {base[0].__name__}; this version supports SFTTrainer and transformers.Trainer; "
-            "mend: use one of them"
-        )
+    kind = kind_of(cls)
+    check_devices(args)
+    return kind
+
+
+def check_devices(args: Any) -> None:
+    """Refuse runs on several devices.
+
+    Parameters
+    ----------
+    args
+        The trainer's arguments.
+
+    Raises
+    ------
+    InputError
+        Naming how many.
+    """
     devices = max(int(getattr(args, "world_size", 1)), int(getattr(args, "n_gpu", 1)))
     if devices > 1:
         raise InputError(
@@ -66,7 +80,7 @@ def require_positions(dataset: Any) -> None:
 def no_ids_came() -> str:
     """Return the words for a step whose batches brought no sample ids to the model."""
     return (
-        "no sample ids reached the model in this step; expected them with each batch. They travel as one more "
-        "argument: a compute_loss of your own must pass **inputs on to the model, and nothing may replace the data "
-        "loader or the model after training began"
+        "no sample ids reached the model in this step; expected them with each batch. They travel on its input_ids: a "
+        "compute_loss of your own must hand that very tensor to the model, and nothing may replace the data loader or "
+        "the model after training began"
     )

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from diagnostics.batch_ids import IGNORED
+from diagnostics.kinds import TrainerKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +74,34 @@ def sample_losses(output: Any, inputs: Mapping[str, Any], *, exact: bool) -> Sam
     divisor = inputs.get("num_items_in_batch")
     divisor = tokens.sum() if divisor is None else divisor
     return SampleLosses(nll=None, tokens=tokens, total=loss.detach().double() * divisor)
+
+
+def held_out_scores(output: Any, inputs: Mapping[str, Any], kind: TrainerKind) -> list[float | None] | None:
+    """Score each sample of an evaluation's forward pass, in the way that suits the trainer.
+
+    Parameters
+    ----------
+    output, inputs
+        As for :func:`sample_losses`.
+    kind
+        ``score_from`` ``"loss"``: the mean negative log-likelihood per token; ``"log_probs"``: the log-likelihood of a
+        sample's first sequence less that of its second, from TRL's fused output; ``"logits"``: the same of a reward
+        model's outputs, shape ``(2b, 1)``.
+
+    Returns
+    -------
+    list or None
+        One score a sample, None for one that has no token; no list where the output does not tell.
+    """
+    if kind.score_from == "loss":
+        losses = sample_losses(output, inputs, exact=True)
+        if losses is None or losses.nll is None:
+            return None
+        pairs = zip(losses.nll.tolist(), losses.tokens.tolist(), strict=True)
+        return [nll / tokens if tokens else None for nll, tokens in pairs]
+    value = getattr(output, kind.score_from or "", None)
+    if not isinstance(value, torch.Tensor) or value.ndim != 2 or len(value) % 2:
+        return None
+    first, second = value.detach().double().sum(dim=1).chunk(2)
+    margins: list[float | None] = (first - second).tolist()
+    return margins

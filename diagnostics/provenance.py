@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from diagnostics.batch_ids import IdChannel
+from diagnostics.kinds import TrainerKind
 from diagnostics.signals import HiddenTap, WeightTap
 
 _PACKAGES = (
@@ -29,6 +30,7 @@ _PACKAGES = (
 
 def describe_run(
     args: Any,
+    kind: TrainerKind,
     state: Any,
     model: nn.Module,
     loader: Any,
@@ -41,6 +43,8 @@ def describe_run(
     ----------
     args, state
         The trainer's arguments and state.
+    kind
+        Its kind.
     model
         The model in training.
     loader
@@ -85,6 +89,7 @@ def describe_run(
             "sample_id": channel.source,
         },
         "evaluations": {"sample_id": "position in the evaluation dataset"},
+        "meaning": kind.describe(),
         "trainer": {
             "train_batch_size": args.train_batch_size,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,

@@ -112,9 +112,9 @@ class GradientRecorder(TrainerCallback, ExportableState):
             self._recording.end_step(float(state.epoch))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Take the total gradient norm, where the trainer logs it for one step."""
-        if self._recording is not None and logs and "grad_norm" in logs:
-            self._recording.note_grad_norm(state.global_step - 1, float(logs["grad_norm"]))
+        """Take what the trainer logs of one step: the total gradient norm, and the loss that it alone knows."""
+        if self._recording is not None and logs:
+            self._recording.note_log(state.global_step, logs)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any

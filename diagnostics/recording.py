@@ -16,8 +16,9 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
-from diagnostics.losses import SampleLosses, sample_losses
+from diagnostics.losses import held_out_scores, sample_losses
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow, check_free
 from diagnostics.scaling import loss_scale
@@ -45,8 +46,11 @@ class Recording:
         The run folder.
     """
 
-    def __init__(self, options: GradientRecorder, model: nn.Module, first_step: int, max_grad_norm: float) -> None:
+    def __init__(
+        self, options: GradientRecorder, kind: TrainerKind, model: nn.Module, first_step: int, max_grad_norm: float
+    ) -> None:
         self._options = options
+        self._kind = kind
         self._max_grad_norm = max_grad_norm
         self._first_step = first_step
         self._micros: list[MicroBatch] = []
@@ -59,14 +63,16 @@ class Recording:
         self._clipped: bool | None = None
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
+        self._logged_until = first_step  # updates that the trainer's logs of the loss cover
         self._held_out: list[tuple[int, float]] = []
         self._held_out_seen = 0
+        self._held_out_input: Any = None
         self._forward_hook: Any = None
         self.log: RunLog
         k, shared = options.sketch_size, (self._current, self._clock)
         wanted = options.signals
         self._weight = WeightTap.of(model, options.weight, k, *shared) if "weight" in wanted else None
-        self._hidden = HiddenTap.of(model, k, *shared) if "hidden" in wanted else None
+        self._hidden = HiddenTap.of(model, k, *shared, sequences=kind.sequences) if "hidden" in wanted else None
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
 
@@ -90,12 +96,12 @@ class Recording:
         InputError
             As :class:`~diagnostics.GradientRecorder` says.
         """
-        check_launch(type(args), args, "SFTConfig")
+        kind = check_launch(type(args), args)
         require_positions(getattr(loader, "dataset", None))
-        recording = cls(options, model, state.global_step, float(args.max_grad_norm or 0))
+        recording = cls(options, kind, model, state.global_step, float(args.max_grad_norm or 0))
         taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
         try:
-            info = describe_run(args, state, model, loader, recording._channel, taps)
+            info = describe_run(args, kind, state, model, loader, recording._channel, taps)
             recording._open_log(info, _run_of_checkpoint(state, options))
         except BaseException:
             recording.release()
@@ -183,12 +189,27 @@ class Recording:
         self._pending["recorder_seconds"] = self._seconds - self._seconds_in_rows
         self._seconds_in_rows = self._seconds
 
-    def note_grad_norm(self, step: int, norm: float) -> None:
-        """Put the total gradient norm before clipping, as the trainer logged it, into the step's row."""
-        if self._pending is not None and self._pending["step"] == step:
-            self._pending["grad_norm"] = norm
+    def note_log(self, updates: int, logs: dict[str, Any]) -> None:
+        """Put what the trainer logs of one step into the step's row.
+
+        Parameters
+        ----------
+        updates
+            Number of updates so far.
+        logs
+            Of them ``grad_norm``, the total before clipping, and ``loss``, which is a mean over the updates since the
+            last log: that of one step where there was one.
+        """
+        last = self._pending is not None and self._pending["step"] == updates - 1
+        if self._pending is not None and last and "grad_norm" in logs:
+            norm = self._pending["grad_norm"] = float(logs["grad_norm"])
             if self._pending["clipped"] is None:
                 self._pending["clipped"] = 0 < self._max_grad_norm < norm
+        if "loss" in logs:
+            single = updates - self._logged_until == 1
+            if self._pending is not None and last and single and self._kind.loss_from == "log":
+                self._pending["loss"] = float(logs["loss"])
+            self._logged_until = updates
 
     def _write_gradients(self) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
@@ -224,17 +245,17 @@ class Recording:
     # ------------------------------------------------------------------ hooks
 
     def _begin_micro_batch(self, ids: BatchIds) -> None:
-        self._micros.append(MicroBatch(ids))
+        self._micros.append(MicroBatch.of(ids, self._kind))
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         with self._clock():
-            if module.training and self._micros:
+            if module.training and self._micros and self._kind.loss_from == "forward":
                 # A loss of the user's own trains on logits without labels; TRL then reads its metrics off a second
                 # forward pass without gradients, which has them.
                 if torch.is_grad_enabled() or self._micros[-1].losses is None:
                     self._micros[-1].losses = sample_losses(output, kwargs, exact=False)
             elif not module.training and not torch.is_grad_enabled() and self._options.evaluations:
-                self._hold_evaluation(sample_losses(output, kwargs, exact=True))
+                self._hold_evaluation(output, kwargs)
 
     def _require_signals(self) -> None:
         """After the first step every signal must have fired; silence is never written as zeros."""
@@ -248,13 +269,16 @@ class Recording:
 
     # ------------------------------------------------------------------ evaluations
 
-    def _hold_evaluation(self, losses: SampleLosses | None) -> None:
+    def _hold_evaluation(self, output: Any, kwargs: dict[str, Any]) -> None:
         """Evaluation goes through its dataset in order, so that the count of samples so far is the position."""
-        if losses is None or losses.nll is None:
+        # A second pass over the same batch is the reference's: the model with its adapters off.
+        batch = kwargs.get("input_ids")
+        if batch is not None and batch is self._held_out_input:
             return
-        for nll, tokens in zip(losses.nll.tolist(), losses.tokens.tolist(), strict=True):
-            if tokens:
-                self._held_out.append((self._held_out_seen, nll / tokens))
+        self._held_out_input = batch
+        for score in held_out_scores(output, kwargs, self._kind) or []:
+            if score is not None:
+                self._held_out.append((self._held_out_seen, score))
             self._held_out_seen += 1
 
     def end_evaluation(self, step: int, name: str, loader: Any) -> None:
@@ -265,7 +289,7 @@ class Recording:
         step
             Number of updates the model had had.
         name
-            The trainer's name of the loss.
+            The trainer's name of the loss, such as ``eval_loss``.
         loader
             The evaluation's data loader. Where it does not go through its dataset in order, nothing is written, since
             nobody could tell whose losses they are.
@@ -279,12 +303,13 @@ class Recording:
                 )
             elif self._held_out:
                 ids, scores = zip(*self._held_out, strict=True)
+                name = name.removesuffix("loss") + self._kind.score_name
                 self.log.add_evaluation(step, name, np.array(ids, np.int64), np.array(scores, np.float64))
         self.forget_evaluation()
 
     def forget_evaluation(self) -> None:
         """Drop what was read off forward passes since the last evaluation, a prediction's for instance."""
-        self._held_out, self._held_out_seen = [], 0
+        self._held_out, self._held_out_seen, self._held_out_input = [], 0, None
 
     # ------------------------------------------------------------------ folder
 

@@ -2,13 +2,14 @@
 
 ``weight``: the gradient of one named parameter, caught at the parameter, since fused losses never call the head's
 module.
-``hidden``: the sum over positions of the loss's gradient with respect to the final norm's output, one row a sample.
+``hidden``: the sum over a sample's positions of the loss's gradient with respect to the final norm's output, one row a
+sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from accelerate.state import GradientState
 from torch import nn
 
 from diagnostics.batch_ids import BatchIds
+from diagnostics.kinds import TrainerKind
 from diagnostics.losses import SampleLosses
 from diagnostics.names import adapter_names, resolve_name
 from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
@@ -52,6 +54,13 @@ class MicroBatch:
     weight: torch.Tensor | None = None
     weight_norm: float | None = None
     hidden: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, ids: BatchIds, kind: TrainerKind) -> MicroBatch:
+        """Begin a micro-batch; a trainer's kind may know what the batch does not tell of its tokens."""
+        if ids.tokens is None and kind.positions is not None:
+            ids = replace(ids, tokens=(kind.positions,) * len(ids.sample_ids))
+        return cls(ids)
 
     @property
     def sample_ids(self) -> list[int]:
@@ -225,17 +234,21 @@ class HiddenTap:
     decoder: nn.Module
     sketch: GradientSketch
     check: SketchCheck | None
+    sequences: int
     current: Current
     clock: Clock
     _handles: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Module, k: int, current: Current, clock: Clock) -> HiddenTap:
-        """Make the tap of a model, as :func:`find_decoder` finds it, with sketches of length k."""
+    def of(cls, model: nn.Module, k: int, current: Current, clock: Clock, *, sequences: int = 1) -> HiddenTap:
+        """Make the tap of a model, as :func:`find_decoder` finds it, with sketches of length k.
+
+        ``sequences`` is how many a sample has in one forward pass, see :class:`diagnostics.kinds.TrainerKind`.
+        """
         decoder, width = find_decoder(model)
         sketch = GradientSketch((width,), k=k)
         check = None if sketch.kind == "identity" else SketchCheck()
-        return cls(decoder=decoder, sketch=sketch, check=check, current=current, clock=clock)
+        return cls(decoder=decoder, sketch=sketch, check=check, sequences=sequences, current=current, clock=clock)
 
     def register(self) -> None:
         """Hook the decoder."""
@@ -261,15 +274,18 @@ class HiddenTap:
         if hidden is None or not hidden.requires_grad or not micros:
             return
         micro = micros[-1]
-        if hidden.ndim != 3 or hidden.shape[0] != len(micro.sample_ids):
+        samples = len(micro.sample_ids)
+        if hidden.ndim != 3 or hidden.shape[0] != self.sequences * samples:
+            rows = "one row" if self.sequences == 1 else f"{self.sequences} rows"
             raise InputError(
-                f"the hidden states have shape {tuple(hidden.shape)} for {len(micro.sample_ids)} samples; expected one "
-                "row a sample; mend: padding_free=False, or signals=['weight']"
+                f"the hidden states have shape {tuple(hidden.shape)} for {samples} samples; expected {rows} a sample; "
+                "mend: padding_free=False, or signals=['weight']"
             )
 
         def on_gradient(grad: torch.Tensor) -> None:
             with self.clock():
-                rows = grad.detach().sum(dim=1, dtype=torch.float64).float()
+                summed = grad.detach().sum(dim=1, dtype=torch.float64)
+                rows = summed.view(self.sequences, samples, -1).sum(dim=0).float()
                 micro.hidden = rows if micro.hidden is None else micro.hidden + rows
 
         hidden.register_hook(on_gradient)

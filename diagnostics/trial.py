@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import nn
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.kinds import TrainerKind
 from diagnostics.losses import sample_losses
 from diagnostics.signals import HiddenTap, MicroBatch, WeightTap
 
@@ -52,7 +54,7 @@ class MicroStep:
 
 
 def run_micro_step(
-    trainer: Any, loader: Any, taps: list[WeightTap | HiddenTap], micros: list[MicroBatch], rows: int
+    trainer: Any, kind: TrainerKind, loader: Any, taps: list[WeightTap | HiddenTap], micros: list[MicroBatch], rows: int
 ) -> MicroStep:
     """Run the trainer's own loss on the first rows of its first batch, and backward; call it inside `untouched`.
 
@@ -60,6 +62,8 @@ def run_micro_step(
     ----------
     trainer
         A transformers or TRL trainer.
+    kind
+        Its kind.
     loader
         ``trainer.get_train_dataloader()``, made inside :func:`untouched`.
     taps
@@ -73,10 +77,11 @@ def run_micro_step(
     channel = IdChannel.of(model)
 
     def begin(ids: BatchIds) -> None:
-        micros.append(MicroBatch(ids))
+        micros.append(MicroBatch.of(ids, kind))
 
     def after(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if micros and (torch.is_grad_enabled() or micros[-1].losses is None):
+        wanted = kind.loss_from == "forward" and bool(micros)
+        if wanted and (torch.is_grad_enabled() or micros[-1].losses is None):
             micros[-1].losses = sample_losses(output, kwargs, exact=False)
 
     channel.subscribe(begin)
@@ -85,7 +90,8 @@ def run_micro_step(
         channel.install(loader)
         inner = getattr(loader, "base_dataloader", loader)
         positions = list(next(iter(inner.batch_sampler)))[:rows]
-        inputs = trainer._prepare_inputs(inner.collate_fn(inner.dataset.__getitems__(positions)))
+        batch = send_to_device(inner.collate_fn(inner.dataset.__getitems__(positions)), trainer.args.device)
+        inputs = trainer._prepare_inputs(batch)
         for tap in taps:
             tap.register()
         model.train()

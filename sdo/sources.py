@@ -19,6 +19,7 @@ from sdo.errors import InputError
 
 Row = dict[str, Any]
 _BATCH = 1024
+_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 _DATA = ("*.jsonl", "*.json", "*.csv", "*.parquet", "*.arrow", "state.json", "dataset_info.json")
 _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
@@ -148,14 +149,63 @@ def survey(source: Source, selection: Selection, *, limit: int | None = None) ->
     return found
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a name means.
+
+    Attributes
+    ----------
+    kind
+        ``"file"``, ``"folder"`` or ``"hub dataset"``.
+    name
+        As the user wrote it.
+    path
+        The file or folder, or None.
+    """
+
+    kind: str
+    name: str
+    path: Path | None = None
+
+    def title(self, split: str | None) -> str:
+        """The place in words: "file train.jsonl", "hub dataset openai/gsm8k, split test"."""
+        return f"{self.kind} {self.name}" + ("" if self.kind == "file" else f", split {split or 'train'}")
+
+
+def locate(name: str) -> Place:
+    """Find out what a name means, in this order: a file, a folder that holds data, a hub id.
+
+    Parameters
+    ----------
+    name
+        An existing file (``.jsonl``, ``.json``, ``.csv``, ``.parquet``); an existing folder that holds data, as
+        ``load_dataset`` or ``load_from_disk`` reads it; a hub id.
+
+    Raises
+    ------
+    InputError
+        If it is none of these. Whether the hub has such a dataset is not asked here.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix.lower() not in _BUILDERS:
+            raise InputError(f"{name} ends in {path.suffix or 'nothing'}; expected .jsonl, .csv or .parquet")
+        return Place("file", name, path)
+    if path.is_dir() and any(next(path.rglob(pattern), None) for pattern in _DATA):
+        return Place("folder", name, path)
+    if path.suffix.lower() in _BUILDERS or not _HUB_ID.fullmatch(name):
+        there = "holds no data files" if path.is_dir() else "no such file or folder"
+        raise InputError(f"{name}: {there}; expected a .jsonl, .csv or .parquet file, a folder with such, or a hub id")
+    return Place("hub dataset", name)
+
+
 def open_source(name: str, *, split: str | None = None, config: str | None = None) -> Source:
     """Find out what a name means, without reading the rows.
 
     Parameters
     ----------
     name
-        In this order: an existing file (``.jsonl``, ``.json``, ``.csv``, ``.parquet``); an existing folder that holds
-        data, as ``load_dataset`` or ``load_from_disk`` reads it; a hub id.
+        As :func:`locate` takes it.
     split
         Of a folder or a hub dataset, slices such as ``train[:1000]`` included; "train" by default.
     config
@@ -166,45 +216,37 @@ def open_source(name: str, *, split: str | None = None, config: str | None = Non
     InputError
         If there is no such source, or no network to fetch it.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        readers = {".jsonl": _jsonl, ".json": _jsonl, ".csv": _csv, ".parquet": _parquet}
-        reader = readers.get(path.suffix.lower())
-        if reader is None:
-            raise InputError(f"{name} ends in {path.suffix or 'nothing'}; expected .jsonl, .csv or .parquet")
+    place = locate(name)
+    if place.kind == "file" and place.path is not None:
         if split is not None or config is not None:
             raise InputError(f"{name} is a file and has neither splits nor configurations; mend: leave them out")
+        path, reader = place.path, {".csv": _csv, ".parquet": _parquet}.get(place.path.suffix.lower(), _jsonl)
         return Source(f"file {name}", lambda columns: reader(path, columns), path)
-    holds_data = path.is_dir() and any(next(path.rglob(pattern), None) for pattern in _DATA)
-    names_a_file = path.suffix.lower() in (".jsonl", ".json", ".csv", ".parquet")
-    if not holds_data and (names_a_file or not _HUB_ID.fullmatch(name)):
-        there = "holds no data files" if path.is_dir() else "no such file or folder"
-        raise InputError(f"{name}: {there}; expected a .jsonl, .csv or .parquet file, a folder with such, or a hub id")
-    kind = "folder" if holds_data else "hub dataset"
-    dataset = load_split(name, config, split or "train", path if holds_data else None)
-    title = f"{kind} {name}, split {split or 'train'}"
-    return Source(title, lambda columns: _dataset_rows(dataset, columns, title), path if holds_data else None)
+    dataset = load_split(place, config, split or "train", progress=False)
+    title = place.title(split)
+    return Source(title, lambda columns: _dataset_rows(dataset, columns, title), place.path)
 
 
-def load_split(name: str, config: str | None, split: str, folder: Path | None) -> Any:
+def load_split(place: Place, config: str | None, split: str, *, progress: bool) -> Any:
     """Load one split with ``datasets``, which maps it into memory; its many errors become one line.
 
     Parameters
     ----------
-    name
-        A hub id, or the folder as the user wrote it.
+    place
+        Where it is.
     config
         Configuration of a hub dataset.
     split
-        A split or a slice of it.
-    folder
-        The folder, where it is one.
+        A split or a slice of it; a file has one, train.
+    progress
+        Whether ``datasets`` may draw progress bars.
 
     Raises
     ------
     InputError
         If ``datasets`` is missing, or cannot load the split.
     """
+    name, path = place.name, place.path
     try:
         import datasets
     except ImportError as error:
@@ -212,21 +254,24 @@ def load_split(name: str, config: str | None, split: str, folder: Path | None) -
             f"{name} needs the package datasets, which is not installed; expected it for folders and hub ids; "
             "mend: pip install 'sdo-toolkit[encode]'"
         ) from error
-    datasets.disable_progress_bars()
-    place = "hub id" if folder is None else "folder"
+    if not progress:
+        datasets.disable_progress_bars()
     try:
-        if folder is not None and ((folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()):
-            loaded = datasets.load_from_disk(str(folder))
+        if path is not None and path.is_file():
+            return datasets.load_dataset(_BUILDERS[path.suffix.lower()], data_files=str(path), split=split)
+        if path is not None and ((path / "state.json").is_file() or (path / "dataset_dict.json").is_file()):
+            loaded = datasets.load_from_disk(str(path))
             if isinstance(loaded, datasets.DatasetDict):
                 if split not in loaded:
                     raise ValueError(f"no such split; splits there: {', '.join(loaded)}")
                 return loaded[split]
             return loaded
-        return datasets.load_dataset(str(folder or name), config, split=split)
+        return datasets.load_dataset(str(path or name), config, split=split)
     except Exception as error:  # datasets raises many kinds for missing, offline and malformed sources
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        kind = "hub id" if path is None else place.kind
         raise InputError(
-            f"{name} ({place}), split {split}: {first_line:.200}; expected a dataset that datasets can load; "
+            f"{name} ({kind}), split {split}: {first_line:.200}; expected a dataset that datasets can load; "
             "mend: check name, configuration and split; offline, a hub dataset has to be in the local cache"
         ) from error
 

@@ -227,7 +227,7 @@ def _refusals(trainer: Any) -> Iterator[str]:
             "mend: call detach() on the handle of the first attach"
         )
     try:
-        check_launch(type(trainer), getattr(trainer, "args", None), "SFTTrainer")
+        check_launch(type(trainer), getattr(trainer, "args", None))
     except InputError as error:
         yield str(error)
         return

@@ -1,4 +1,4 @@
-"""``sdo doctor``: what ``sdo sft`` would record of a run and what it would refuse; nothing is trained."""
+"""``sdo doctor``: what a training command would record of a run and what it would refuse; nothing is trained."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import json
 import tempfile
 from typing import Any
 
-from sdo.cli.sft import prepare
+from sdo.cli import dpo, sft
+from sdo.cli.data import SFTColumns
 from sdo.cli.train import add_training_parser
+from sdo.cli.trainer import prepare
 from sdo.errors import InputError
+
+_METHODS = {"sft": sft.METHOD, "dpo": dpo.METHOD}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -19,10 +23,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "doctor",
         "look at a run before it trains: signals, parameter, ids, plan, disk, memory",
         "sdo doctor --config run.yaml --recorder.weight lm_head.weight",
-        " Builds the trainer that sdo sft would build from the same options and runs one forward and backward pass of "
-        "two rows; trains nothing and writes into no folder of the run. Exit status: 0 when all is well; 1 when "
-        "something would be refused, which the report says with its remedy; 2 for wrong input.",
+        SFTColumns,
+        " Builds the trainer that sdo sft would build from the same options, or with --method another command, and "
+        "runs one forward and backward pass of two rows; trains nothing and writes into no folder of the run. Exit "
+        "status: 0 when all is well; 1 when something would be refused, which the report says with its remedy; 2 for "
+        "wrong input.",
     )
+    parser.add_argument("--method", choices=list(_METHODS), default="sft", help="the command looked at (default: sft)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
 
@@ -36,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         0 when all is well, 1 when the run would be refused.
     """
     with tempfile.TemporaryDirectory(prefix="sdo-doctor-") as scratch:
-        setup = prepare(args, scratch=scratch)
+        setup = prepare(_METHODS[args.method], args, scratch=scratch)
         if setup.options.recorder is not None and setup.options.recorder.out is None:
             raise InputError("recorder.out is missing; expected the path of the run folder")
         setup.equip()

@@ -1,4 +1,4 @@
-"""What the training commands share: the run file, the data, the trainer with its organizer and its recorder."""
+"""What the training commands share: the parser, the run file and the organizer that it describes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -22,46 +21,11 @@ from sdo.cli.config import (
     parse_section,
     split_trl,
 )
-from sdo.cli.typed import suggest
+from sdo.cli.data import Rows
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError
 from sdo.organizer import SDO, Organizer, Uniform
 from sdo.sources import TextDigest
-
-_SLICE = re.compile(r"(?P<split>[\w.-]+)\[(?P<start>\d*):(?P<stop>\d*)\]")
-
-
-@dataclass
-class DataOptions:
-    """Ours among the top-level keys: how rows become training samples.
-
-    Parameters
-    ----------
-    prompt_column, completion_column
-        Columns to use as prompt and completion; the loss is on the completion.
-    chat
-        Whether to wrap them in the tokenizer's chat template; None does so where there is one.
-    """
-
-    prompt_column: str | None = None
-    completion_column: str | None = None
-    chat: bool | None = None
-
-
-@dataclass
-class Rows:
-    """One split of a dataset, or a slice of it.
-
-    Attributes
-    ----------
-    dataset
-        The rows, with a column of sample ids: that of the data, or each row's position in the whole split.
-    whole
-        Rows of the whole split; None where the data brought their own ids.
-    """
-
-    dataset: Any
-    whole: int | None
 
 
 @dataclass
@@ -73,7 +37,7 @@ class Options:
     organizer, recorder
         The sections, or None where they were not given.
     trl
-        Instances of TRL's dataclasses and of :class:`DataOptions`, by class.
+        Instances of TRL's dataclasses and of the method's own columns, by class.
     """
 
     organizer: OrganizerOptions | None
@@ -208,111 +172,6 @@ def _count_samples(options: OrganizerOptions, rows: Rows) -> int:
     return 1 + int(max(ids))
 
 
-def load_rows(name: str | None, config: str | None, split: str, *, id_column: str, what: str) -> Rows:
-    """Load one split of a dataset: a .jsonl file, a folder, or a hub id.
-
-    Parameters
-    ----------
-    name
-        ``dataset_name``. An existing file or folder comes before a hub id of the same name.
-    config
-        ``dataset_config``.
-    split
-        A split, with an optional slice such as ``train[:6796]``.
-    id_column
-        Column of sample ids; made where the data have none.
-    what
-        Named in errors.
-
-    Raises
-    ------
-    InputError
-        If the source is missing, offline, malformed or empty.
-    """
-    import datasets
-
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    whole, start, stop = split, None, None
-    if (cut := _SLICE.fullmatch(split)) is not None:
-        whole, start, stop = cut["split"], cut["start"], cut["stop"]
-    if not name:
-        raise InputError("dataset_name is missing; expected a .jsonl file, a folder or a hub id")
-    path = Path(name)
-    try:
-        if path.is_file():
-            if whole != "train":
-                raise InputError(
-                    f"{what} {name} is one file and has one split, train; got {split}; mend: a slice such as "
-                    "dataset_test_split: train[1000:], or a folder with train.jsonl and test.jsonl"
-                )
-            rows = datasets.load_dataset("json", data_files=str(path), split="train")
-        elif name.endswith((".jsonl", ".json")):
-            raise InputError(f"{what} {name}: no such file; expected JSON Lines, a folder or a hub id")
-        else:
-            rows = datasets.load_dataset(name, config, split=whole)
-    except InputError:
-        raise
-    except Exception as error:  # datasets raises many kinds for missing, offline and malformed sources
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        place = "folder" if path.is_dir() else "hub id"
-        raise InputError(f"{what} {name} ({place}), split {split}: {first_line}") from error
-    own_ids = id_column in rows.column_names
-    if not own_ids:
-        rows = rows.add_column(id_column, list(range(len(rows))))
-    chosen = range(len(rows))[int(start) if start else None : int(stop) if stop else None]
-    if not len(chosen):
-        raise InputError(f"{what} {name}, split {split}, has no rows; expected at least one")
-    return Rows(dataset=rows.select(chosen) if len(chosen) < len(rows) else rows, whole=None if own_ids else len(rows))
-
-
-def as_samples(dataset: Any, options: DataOptions, tokenizer: Any, *, id_column: str, what: str) -> Any:
-    """Name the prompt and completion columns as TRL expects them, in chat form where asked for.
-
-    Parameters
-    ----------
-    dataset
-        Rows as loaded.
-    options
-        Columns and form.
-    tokenizer
-        Tells whether there is a chat template.
-    id_column
-        Column of sample ids, which stays.
-    what
-        Named in errors.
-    """
-    wanted = {"prompt": options.prompt_column, "completion": options.completion_column}
-    for column in wanted.values():
-        if column is not None and column not in dataset.column_names:
-            others = [c for c in dataset.column_names if c != id_column]
-            raise InputError(
-                f"{what} has no column {column!r}; {suggest(column, others)}its columns are {', '.join(others)}"
-            )
-    if (wanted["prompt"] is None) != (wanted["completion"] is None):
-        raise InputError("prompt_column and completion_column go together; expected both or neither")
-    if wanted["prompt"] is None:
-        known = ("text", "messages", "prompt", "completion", "input_ids")
-        if not set(known) & set(dataset.column_names):
-            raise InputError(
-                f"{what} has the columns {', '.join(dataset.column_names)}; expected one that TRL knows "
-                f"({', '.join(known)}); mend: name yours with prompt_column and completion_column"
-            )
-        return dataset
-    chat = bool(getattr(tokenizer, "chat_template", None)) if options.chat is None else options.chat
-
-    def convert(row: dict[str, Any]) -> dict[str, Any]:
-        prompt, completion = row[wanted["prompt"] or ""], row[wanted["completion"] or ""]
-        if not chat:
-            return {"prompt": prompt, "completion": completion}
-        return {
-            "prompt": [{"role": "user", "content": prompt}],
-            "completion": [{"role": "assistant", "content": completion}],
-        }
-
-    return dataset.map(convert, remove_columns=[c for c in dataset.column_names if c != id_column])
-
-
 def resume_from(value: object, output_dir: str) -> str | None:
     """Return the checkpoint to resume from, before anything is loaded.
 
@@ -353,13 +212,13 @@ def check_before_loading(options: Options, resume: bool) -> None:
             check_free(options.recorder.out)
 
 
-def _known_keys() -> str:
+def _known_keys(columns: type) -> str:
     """List the keys that are ours, with their defaults."""
     lines = []
     for title, schema in (
         ("organizer:", OrganizerOptions),
         ("recorder:", RecorderOptions),
-        ("top level:", DataOptions),
+        ("top level:", columns),
     ):
         built = schema()
         pairs = [f"{f.name} ({getattr(built, f.name)})" for f in dataclasses.fields(schema)]
@@ -368,7 +227,7 @@ def _known_keys() -> str:
 
 
 def add_training_parser(
-    subparsers: argparse._SubParsersAction[Any], name: str, help_text: str, example: str, more: str = ""
+    subparsers: argparse._SubParsersAction[Any], name: str, help_text: str, example: str, columns: type, more: str = ""
 ) -> argparse.ArgumentParser:
     """Add a training command: ``--config`` and whatever TRL's dataclasses take; ``more`` ends its description."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
@@ -380,7 +239,7 @@ def add_training_parser(
             f"Sections are overridden with dots, as in --organizer.k 8.{more}",
             100,
         ),
-        epilog=f"example: {example}\n\n{_known_keys()}",
+        epilog=f"example: {example}\n\n{_known_keys(columns)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="RUN.yaml", help="run file with TRL's keys, organizer: and recorder:")

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sdo.cli.train import Options, Rows, build_organizer
+from sdo.cli.config import OrganizerOptions
+from sdo.cli.data import Rows, load_rows
+from sdo.cli.train import Options, build_organizer, check_before_loading, plain_errors, read_options, resume_from
 from sdo.errors import InputError
 from sdo.organizer import Organizer
+
+Shape = Callable[..., Any]  # as sdo.cli.data.as_completions
+
+
+@dataclass(frozen=True)
+class Method:
+    """What one training command adds to what all of them share.
+
+    Attributes
+    ----------
+    trainer, config
+        Names of TRL's trainer and of its arguments.
+    columns
+        Dataclass of the top-level keys that are ours: which columns of the data are what.
+    shape
+        Turns rows into what the trainer takes, as :func:`sdo.cli.data.as_completions` does.
+    """
+
+    trainer: str
+    config: str
+    columns: type
+    shape: Shape
 
 
 @dataclass
@@ -53,6 +81,10 @@ class Setup:
                 raise
             self.refused.append(str(error))
 
+    def say(self, text: str) -> None:
+        """Tell the user something: on stdout, which a report of what is only looked at has for itself."""
+        print(text, file=sys.stdout if self.refused is None else sys.stderr)
+
     def equip(self) -> None:
         """Attach the organizer and add the recorder, as the sections say."""
         from diagnostics import GradientRecorder, log_scalars
@@ -78,6 +110,106 @@ class Setup:
                 )
             )
             log_scalars(self.trainer)
+
+
+def prepare(method: Method, args: argparse.Namespace, *, scratch: str | None = None) -> Setup:
+    """Build what the run file describes, up to but not including training.
+
+    Parameters
+    ----------
+    method
+        Which trainer.
+    args
+        With ``config`` and ``overrides``.
+    scratch
+        A folder in the place of ``output_dir``, for a trainer that is only looked at: nothing is reported or pushed,
+        and what an organizer or a recorder would refuse is written into :attr:`Setup.refused` instead of raised.
+
+    Raises
+    ------
+    InputError
+        For wrong input, in one line.
+    """
+    try:
+        import transformers
+        import trl
+    except ImportError as error:
+        raise InputError(f"training needs {error.name}; mend: pip install 'sdo-toolkit[train]'") from error
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
+    config = getattr(trl, method.config)
+    classes = (trl.ScriptArguments, config, trl.ModelConfig, method.columns)
+    options = read_options(args.config, args.overrides, classes)
+    script, training, model, columns = (options.trl[c] for c in classes)
+    if not model.model_name_or_path:
+        raise InputError("model_name_or_path is missing; expected a folder or a hub id")
+    setup = Setup(options=options, resume=resume_from(training.resume_from_checkpoint, training.output_dir))
+    if scratch is None:
+        check_before_loading(options, bool(setup.resume))
+    else:
+        setup.refused = []
+        training.output_dir, training.report_to, training.push_to_hub = scratch, [], False
+    _build_trainer(setup, method, script, training, model, columns)
+    return setup
+
+
+def _build_trainer(setup: Setup, method: Method, script: Any, training: Any, model: Any, columns: Any) -> None:
+    """Load data, tokenizer and model, and build organizer and trainer."""
+    import trl
+    from transformers import AutoConfig, AutoTokenizer
+
+    options = setup.options
+    id_column = OrganizerOptions().id_column if options.organizer is None else options.organizer.id_column
+    source = (script.dataset_name, script.dataset_config)
+    rows = load_rows(*source, script.dataset_train_split, id_column=id_column, what="dataset_name")
+    setup.say(f"data: {rows.source}")
+    setup.build_organizer(rows, training.seed)
+    # TRL moved the option from ModelConfig to the trainer's own arguments.
+    trusted = any(bool(getattr(part, "trust_remote_code", False)) for part in (training, model))
+    with plain_errors(model.model_name_or_path):
+        options_of_model = {"revision": model.model_revision, "trust_remote_code": trusted}
+        AutoConfig.from_pretrained(model.model_name_or_path, **options_of_model)
+        tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **options_of_model)
+    train_rows = method.shape(rows.dataset, columns, tokenizer, id_column=id_column, what="the training dataset")
+    eval_rows = None
+    if str(getattr(training.eval_strategy, "value", training.eval_strategy)) != "no":
+        test = load_rows(*source, script.dataset_test_split, id_column=id_column, what="dataset_name")
+        setup.say(f"evaluation data: {test.source}")
+        eval_rows = method.shape(test.dataset, columns, tokenizer, id_column=id_column, what="the evaluation dataset")
+    training.model_init_kwargs = {
+        "revision": model.model_revision,
+        "trust_remote_code": trusted,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **(training.model_init_kwargs or {}),
+    }
+    adapter = _adapter(trl.get_peft_config, model)
+    with _refusals_of(method.trainer):
+        setup.trainer = getattr(trl, method.trainer)(
+            model=model.model_name_or_path,
+            args=training,
+            train_dataset=train_rows,
+            eval_dataset=eval_rows,
+            processing_class=tokenizer,
+            peft_config=adapter,
+        )
+
+
+def _adapter(make: Callable[[Any], Any], model: Any) -> Any:
+    """Return the adapter's configuration, or None without ``use_peft``."""
+    try:
+        return make(model)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"use_peft: {error}; mend: pip install 'sdo-toolkit[lora]'") from error
+
+
+@contextlib.contextmanager
+def _refusals_of(trainer: str) -> Iterator[None]:
+    """Say in one line which options or rows TRL's trainer refuses."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(f"{trainer} refuses: {error}") from error
 
 
 def train(setup: Setup) -> int:

@@ -524,14 +524,14 @@ def test_a_loss_that_drops_the_ids_is_explained(kit, tmp_path):
 )
 def test_several_devices_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        check_launch(TrainingArguments, SimpleNamespace(**{"world_size": 1, "n_gpu": 1, **changes}), "SFTConfig")
+        check_launch(TrainingArguments, SimpleNamespace(**{"world_size": 1, "n_gpu": 1, **changes}))
 
 
 def test_arguments_of_other_trl_trainers_are_refused():
     with pytest.raises(InputError, match="got a DPOConfig; this version supports SFTTrainer"):
-        check_launch(DPOConfig, SimpleNamespace(), "SFTConfig")
-    check_launch(SFTConfig, SimpleNamespace(), "SFTConfig")
-    check_launch(TrainingArguments, SimpleNamespace(), "SFTConfig")
+        check_launch(DPOConfig, SimpleNamespace())
+    check_launch(SFTConfig, SimpleNamespace())
+    check_launch(TrainingArguments, SimpleNamespace())
 
 
 # ---------------------------------------------------------------------- refusals

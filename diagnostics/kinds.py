@@ -1,0 +1,133 @@
+"""The kinds of trainer that are supported, and what differs between them; the rest is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sdo.errors import InputError
+
+
+@dataclass(frozen=True)
+class TrainerKind:
+    """What has to be known of one class of trainers.
+
+    Attributes
+    ----------
+    trainer, config
+        Names of TRL's class and of the class of its arguments, which is all that a callback sees.
+    sample
+        What one sample is, in words.
+    loss
+        What ``loss`` in steps/ is, in words.
+    tokens
+        What ``tokens`` counts, in words.
+    score
+        What an evaluation says of each sample, in words; None where nothing is read off.
+    sequences
+        Sequences that a sample has in one forward pass. They stand in blocks: the first sequences of all samples, then
+        the second ones, and so on.
+    positions
+        Positions of a sample that carry a loss, where they are not counted in the batch.
+    loss_from
+        ``"forward"``: read off the model's output; ``"log"``: the trainer computes it from several passes, so that it
+        is known where the trainer logs the step.
+    score_from
+        How an evaluation's scores are read off the model's output: see :func:`diagnostics.losses.held_out_scores`.
+    score_name
+        What stands in the place of ``loss`` in the trainer's name of an evaluation.
+    """
+
+    trainer: str
+    config: str
+    sample: str
+    loss: str
+    tokens: str = "tokens with a label"
+    score: str | None = None
+    sequences: int = 1
+    positions: int | None = None
+    loss_from: Literal["forward", "log"] = "forward"
+    score_from: Literal["loss", "log_probs", "logits"] | None = None
+    score_name: str = "loss"
+
+    def describe(self) -> dict[str, Any]:
+        """Return what run.json says: which trainer, and what the numbers of its run mean."""
+        return {
+            "trainer": self.trainer,
+            **{name: getattr(self, name) for name in ("sample", "loss", "tokens", "score")},
+        }
+
+
+PLAIN = TrainerKind(
+    trainer="Trainer",
+    config="TrainingArguments",
+    sample="a row of the training dataset",
+    loss="mean negative log-likelihood per trained token, nats",
+    score="mean negative log-likelihood per token, nats",
+    score_from="loss",
+)
+_PAIR = "a prompt with its chosen and its rejected answer"
+_LOGGED = "as the trainer logs it: the mean over the step's micro-batches; null for steps that it does not log"
+
+# One entry for each class of TRL; descendants of a user's own follow the first class of TRL in their lineage.
+SUPPORTED = (
+    replace(PLAIN, trainer="SFTTrainer", config="SFTConfig"),
+    TrainerKind(
+        trainer="DPOTrainer",
+        config="DPOConfig",
+        sample=_PAIR,
+        loss=f"DPO's loss of its loss_type, mean over a micro-batch's pairs, {_LOGGED}",
+        tokens="completion tokens of both answers",
+        score="log p(chosen) - log p(rejected) under the trained model, summed over completion tokens, nats",
+        sequences=2,
+        loss_from="log",
+        score_from="log_probs",
+        score_name="logp_margin",
+    ),
+    TrainerKind(
+        trainer="KTOTrainer",
+        config="KTOConfig",
+        sample="a prompt with one answer and whether it is desirable",
+        loss=f"KTO's loss of its loss_type, mean over a micro-batch's samples, {_LOGGED}",
+        tokens="completion tokens",
+        loss_from="log",
+    ),
+    TrainerKind(
+        trainer="RewardTrainer",
+        config="RewardConfig",
+        sample=_PAIR,
+        loss=f"-log sigmoid(reward of chosen - reward of rejected), mean over a micro-batch's pairs, {_LOGGED}",
+        tokens="positions that are rewarded, one for each answer",
+        score="reward of chosen - reward of rejected",
+        sequences=2,
+        positions=2,
+        loss_from="log",
+        score_from="logits",
+        score_name="reward_margin",
+    ),
+)
+
+
+def kind_of(cls: type) -> TrainerKind:
+    """Return what has to be known of a trainer's class, or of the class of its arguments.
+
+    Parameters
+    ----------
+    cls
+        A trainer's class, or that of its arguments; a user's own descendants count as what they descend from.
+
+    Raises
+    ------
+    InputError
+        If it descends from a class of TRL that is not supported.
+    """
+    lineage = [c for c in cls.__mro__ if c.__module__.startswith("trl.") and not c.__name__.startswith("_")]
+    if not lineage:
+        return PLAIN
+    # The first one: TRL's own descendants of SFTTrainer make their data themselves.
+    name = lineage[0].__name__
+    kind = next((k for k in SUPPORTED if name in (k.trainer, k.config)), None)
+    if kind is None:
+        names = ", ".join(k.trainer for k in SUPPORTED)
+        raise InputError(f"got a {name}; this version supports {names} and transformers.Trainer; mend: use one of them")
+    return kind

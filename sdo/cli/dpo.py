@@ -1,0 +1,36 @@
+"""``sdo dpo``: direct preference optimization with TRL, organised and recorded; a pair is one sample."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from sdo.cli.data import DPOColumns, as_pairs
+from sdo.cli.train import add_training_parser
+from sdo.cli.trainer import Method, prepare, train
+
+METHOD = Method(trainer="DPOTrainer", config="DPOConfig", columns=DPOColumns, shape=as_pairs)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the parser of ``sdo``."""
+    parser = add_training_parser(
+        subparsers,
+        "dpo",
+        "direct preference optimization with TRL's DPOTrainer",
+        "sdo dpo --config pairs.yaml --beta 0.2 --organizer.k 8 --recorder.out runs/k8",
+        METHOD.columns,
+        " A sample is a pair: a prompt with its chosen and its rejected answer, and has one embedding.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train as the run file says.
+
+    Returns
+    -------
+    int
+        0; every failure before training is an :class:`~sdo.errors.InputError`.
+    """
+    return train(prepare(METHOD, args))
