@@ -10,6 +10,7 @@ from typing import Any
 from diagnostics.batch_ids import IdChannel
 from diagnostics.diagnosis import Diagnosis, SignalFinding
 from diagnostics.forecast import Shape, forecast
+from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.recorder import GradientRecorder
@@ -85,7 +86,7 @@ class _Examination:
         self._plan = plan
         self._refused: list[str] = []
         self._micros: list[MicroBatch] = []
-        self._taps: dict[str, WeightTap | HiddenTap] = {}
+        self._taps: dict[str, Tap] = {}
         self._step: MicroStep | None = None
         self._schedule: _Schedule | None = None
         args = trainer.args
@@ -98,6 +99,10 @@ class _Examination:
             sequences = 1 if self._kind is None else self._kind.sequences
             other = self.attempt(lambda: HiddenTap.of(trainer.model, k, *shared, sequences=sequences))
             self._taps.update({"hidden": other} if other is not None else {})
+        kind, every = self._kind, recorder.sample_every
+        if "head_only" in recorder.signals and kind is not None:
+            head = self.attempt(lambda: HeadTap.of(trainer.model, k, *shared, kind, args, every))
+            self._taps.update({"head_only": head} if head is not None else {})
 
     def attempt(self, action: Any) -> Any:
         """Run what may refuse; the refusal is written down."""
@@ -158,7 +163,7 @@ class _Examination:
             refused=tuple(self._refused),
         )
 
-    def _finding(self, name: str, tap: WeightTap | HiddenTap) -> SignalFinding:
+    def _finding(self, name: str, tap: Tap) -> SignalFinding:
         micro = self._micros[-1] if self._micros else None
         fires, norm = (None if self._step is None else False), None
         if micro is not None and isinstance(tap, WeightTap) and micro.weight is not None:
@@ -166,6 +171,8 @@ class _Examination:
             norm = float(micro.weight.double().norm()) if micro.weight_norm is None else micro.weight_norm
         elif micro is not None and isinstance(tap, HiddenTap) and micro.hidden is not None:
             fires, norm = True, exact_norm(micro.hidden.double().sum(dim=0))
+        elif micro is not None and isinstance(tap, HeadTap) and micro.head_only is not None:
+            fires, norm = True, exact_norm(micro.head_only.double().sum(dim=0))
         size = math.prod(tap.sketch.shape) * 4  # a summed row of `hidden` is float32
         if isinstance(tap, WeightTap):
             size = tap.weight.parameter.numel() * tap.weight.parameter.element_size()

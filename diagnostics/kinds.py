@@ -34,6 +34,8 @@ class TrainerKind:
         is known where the trainer logs the step.
     score_from
         How an evaluation's scores are read off the model's output: see :func:`diagnostics.losses.held_out_scores`.
+    temperature
+        Name of the argument by which the trainer divides the logits; None where it does not.
     score_name
         What stands in the place of ``loss`` in the trainer's name of an evaluation.
     """
@@ -49,6 +51,7 @@ class TrainerKind:
     loss_from: Literal["forward", "log"] = "forward"
     score_from: Literal["loss", "log_probs", "logits"] | None = None
     score_name: str = "loss"
+    temperature: str | None = None
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json says: which trainer, and what the numbers of its run mean."""

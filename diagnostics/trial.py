@@ -18,9 +18,10 @@ from accelerate.utils import send_to_device
 from torch import nn
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import sample_losses
-from diagnostics.signals import HiddenTap, MicroBatch, WeightTap
+from diagnostics.signals import MicroBatch
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -54,7 +55,7 @@ class MicroStep:
 
 
 def run_micro_step(
-    trainer: Any, kind: TrainerKind, loader: Any, taps: list[WeightTap | HiddenTap], micros: list[MicroBatch], rows: int
+    trainer: Any, kind: TrainerKind, loader: Any, taps: list[Tap], micros: list[MicroBatch], rows: int
 ) -> MicroStep:
     """Run the trainer's own loss on the first rows of its first batch, and backward; call it inside `untouched`.
 
