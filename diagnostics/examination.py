@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from diagnostics.batch_ids import IdChannel
 from diagnostics.diagnosis import Diagnosis, SignalFinding
 from diagnostics.forecast import Shape, forecast
 from diagnostics.head import HeadTap, Tap
-from diagnostics.kinds import TrainerKind
+from diagnostics.kinds import PLAIN, TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.recorder import GradientRecorder
 from diagnostics.runlog import check_free
@@ -91,18 +92,22 @@ class _Examination:
         self._schedule: _Schedule | None = None
         args = trainer.args
         self._kind: TrainerKind | None = self.attempt(lambda: check_launch(type(args), args))
+        self._tap(PLAIN if self._kind is None else self._kind)
+
+    def _tap(self, kind: TrainerKind) -> None:
+        """Make the taps of the recorder's signals, as far as they exist."""
+        model, recorder = self._trainer.model, self._recorder
         k, shared = recorder.sketch_size, (lambda: (0, self._micros), _no_clock)
-        if "weight" in recorder.signals:
-            tap = self.attempt(lambda: WeightTap.of(trainer.model, recorder.weight, k, *shared))
-            self._taps.update({"weight": tap} if tap is not None else {})
-        if "hidden" in recorder.signals:
-            sequences = 1 if self._kind is None else self._kind.sequences
-            other = self.attempt(lambda: HiddenTap.of(trainer.model, k, *shared, sequences=sequences))
-            self._taps.update({"hidden": other} if other is not None else {})
-        kind, every = self._kind, recorder.sample_every
-        if "head_only" in recorder.signals and kind is not None:
-            head = self.attempt(lambda: HeadTap.of(trainer.model, k, *shared, kind, args, every))
-            self._taps.update({"head_only": head} if head is not None else {})
+        self.attempt(lambda: kind.require(recorder.signals))
+        head = (*shared, kind, self._trainer.args, recorder.sample_every)
+        makers: dict[str, Callable[[], Tap]] = {
+            "weight": lambda: WeightTap.of(model, recorder.weight, k, *shared),
+            "hidden": lambda: HiddenTap.of(model, k, *shared, sequences=kind.sequences),
+            "head_only": lambda: HeadTap.of(model, k, *head),
+        }
+        for signal in recorder.signals:
+            tap = None if signal in kind.lacks else self.attempt(makers[signal])
+            self._taps.update({signal: tap} if tap is not None else {})
 
     def attempt(self, action: Any) -> Any:
         """Run what may refuse; the refusal is written down."""

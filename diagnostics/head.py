@@ -231,7 +231,7 @@ class HeadTap:
         get: Any = getattr(model, "get_output_embeddings", None)
         head = None if get is None else get()
         weight = getattr(head, "weight", None)
-        if weight is None or kind.score_from == "logits":
+        if weight is None:
             raise InputError(
                 f"{type(model).__name__} has no language-model head, so that 'head_only' does not exist; expected a "
                 "causal language model; mend: leave head_only out of signals"

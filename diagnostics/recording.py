@@ -70,6 +70,7 @@ class Recording:
         self._held_out_input: Any = None
         self._forward_hook: Any = None
         self.log: RunLog
+        kind.require(options.signals)
         k, shared = options.sketch_size, (self._current, self._clock)
         wanted = options.signals
         self._weight = WeightTap.of(model, options.weight, k, *shared) if "weight" in wanted else None
