@@ -500,6 +500,12 @@ def sum_of(samples: list[SampleTruth], name: str) -> torch.Tensor:
     return torch.stack([s.hidden if name == "hidden" else s.grads[name] for s in samples]).sum(dim=0)
 
 
+def head_gradient(samples: list[SampleTruth]) -> torch.Tensor:
+    """Gradient of the head of some samples of ``truth_of_head``."""
+    ends = ("lm_head.weight", "lm_head.modules_to_save.default.weight")
+    return sum_of(samples, next(name for name in samples[0].grads if name.endswith(ends)))
+
+
 def relative_error(found: Any, expected: torch.Tensor) -> float:
     """Norm of the difference, relative to the norm of what was expected."""
     found = torch.as_tensor(found, dtype=torch.float64).reshape(-1)
@@ -633,7 +639,7 @@ def recorded(request: pytest.FixtureRequest, runs: Any) -> Recorded:
 def kit() -> SimpleNamespace:
     """The helpers of this file by name, since test modules cannot import a conftest."""
     helpers = (Case, Recorded, Truth, lora, make_model, make_organizer, make_rows, make_tokenizer)
-    helpers += (make_trainer, relative_error, sum_of, tokenized)
+    helpers += (make_trainer, head_gradient, relative_error, sum_of, tokenized)
     names = {
         "ADAPTER": ADAPTER,
         "EMBEDDING": EMBEDDING,

@@ -7,19 +7,12 @@ import math
 import pytest
 import torch
 from transformers import FalconH1Config, GraniteConfig, LlamaConfig
-from trl import RewardConfig
 
 from diagnostics import GradientRecorder, head, sketch
 from diagnostics.head import CalledPositions, FusedPositions, HeadTap, LogitForm
-from diagnostics.kinds import PLAIN, kind_of
+from diagnostics.kinds import PLAIN
 from diagnostics.sketch import GradientSketch
 from sdo.errors import InputError
-
-
-def head_gradient(samples, kit):
-    """The gradient of the untied head, summed over samples."""
-    ends = ("lm_head.weight", "lm_head.modules_to_save.default.weight")
-    return kit.sum_of(samples, next(name for name in samples[0].grads if name.endswith(ends)))
 
 
 def samples_of(recorded, row):
@@ -39,7 +32,7 @@ def assert_rows_are_right(recorded, kit):
     for row in rows:
         if row["step"] == case.overflow:
             continue  # the overflow is behind the head: its own gradient is finite, that of the step's loss is not
-        gradient = head_gradient(samples_of(recorded, row), kit) * case.scale(row["step"])
+        gradient = kit.head_gradient(samples_of(recorded, row)) * case.scale(row["step"])
         norm = float(gradient.double().norm())
         if norm == 0.0:
             assert (row["norm"], any(row["sketch"])) == (0.0, False)
@@ -74,7 +67,7 @@ def test_the_sketch_is_compared_with_the_gradient_itself(runs, kit):
     found = recorded.info["sketch_check"]["head_only"]
     steps = found["steps"]
     assert steps == list(range(8))
-    gradients = [head_gradient(recorded.truth_of_head.samples(step), kit).double().reshape(-1) for step in steps]
+    gradients = [kit.head_gradient(recorded.truth_of_head.samples(step)).double().reshape(-1) for step in steps]
     rows = [recorded.rows("gradients/head_only", step=step, kind="step")[0]["sketch"] for step in steps]
     errors = []
     for i in range(8):
@@ -104,7 +97,7 @@ def test_large_heads_and_long_batches(kit, tmp_path, monkeypatch, limits):
         assert_rows_are_right(recorded, kit)
         return
     for row in recorded.rows("gradients/head_only"):  # sketches are exact, but nobody knows a long sample's norm
-        gradient = head_gradient(samples_of(recorded, row), kit)
+        gradient = kit.head_gradient(samples_of(recorded, row))
         sketched = GradientSketch(gradient.shape, k=256).sketch(gradient)
         assert kit.relative_error(row["sketch"], sketched) < 1e-5
         assert row["norm_state"] == "raw, estimated from the sketch"
@@ -184,13 +177,11 @@ def test_a_capped_model_is_read(runs):
 # ---------------------------------------------------------------------- refusals
 
 
-def tap_of(model, kind=PLAIN):
-    return HeadTap.of(model, 64, lambda: (0, []), None, kind, None, 1)
+def tap_of(model):
+    return HeadTap.of(model, 64, lambda: (0, []), None, PLAIN, None, 1)
 
 
 def test_a_model_without_a_head_is_refused(kit):
-    with pytest.raises(InputError, match="has no language-model head, so that 'head_only' does not exist"):
-        tap_of(kit.make_model(), kind_of(RewardConfig))
     model = kit.make_model()
     model.get_output_embeddings = lambda: None
     with pytest.raises(InputError, match="has no language-model head"):
