@@ -351,35 +351,34 @@ class HeadTap:
                 f"the head saw {tuple(used.shape)} positions for {samples} samples; expected {self.sequences} row(s) a "
                 "sample; mend: padding_free=False, or leave head_only out of signals"
             )
-        groups = [used]
-        if self.with_samples(step):
+        groups, apart = [used], self.with_samples(step)
+        if apart:
             owner = torch.arange(len(used), device=used.device) % samples
             groups = [used & (owner == number)[:, None] for number in range(samples)]
-        made = [self._sketch(group.nonzero(as_tuple=True), positions) for group in groups]
+        made = [self._sketch(group.nonzero(as_tuple=True), positions, with_norm=apart) for group in groups]
         sketches = torch.stack([sketched for sketched, _ in made])
         if micro.head_only is None:
             micro.head_only, micro.head_norms = sketches, [norm for _, norm in made]
         else:
             micro.head_only, micro.head_norms = micro.head_only + sketches, [None] * len(made)
 
-    def _sketch(self, at: tuple[torch.Tensor, ...], positions: Callable[..., Positions]) -> tuple[Any, float | None]:
-        """Sketch and exact norm of the gradient of some positions; the norm of very many is not known."""
-        device = at[0].device
+    def _sketch(
+        self, at: tuple[torch.Tensor, ...], positions: Callable[..., Positions], *, with_norm: bool
+    ) -> tuple[torch.Tensor, float | None]:
+        """Sketch and, where wanted, exact norm of the gradient of some positions; that of very many is not known."""
+        device, count = at[0].device, len(at[0])
         total = torch.zeros(self.sketch.stored, dtype=torch.float32, device=device)
-        gram: torch.Tensor | None = None
-        chunks = range(0, len(at[0]), CHUNK_POSITIONS)
-        for start in chunks:
+        norm = 0.0 if with_norm and not count else None
+        for start in range(0, count, CHUNK_POSITIONS):
             part = positions(tuple(index[start : start + CHUNK_POSITIONS] for index in at))
-            size = len(part.states)
-            gram = torch.zeros(size, size, dtype=torch.float64, device=device) if len(chunks) == 1 else None
+            whole = with_norm and len(part.states) == count
+            gram = torch.zeros(count, count, dtype=torch.float64, device=device) if whole else None
             total += self.sketch.sketch_product(self._through(part, gram), part.states)
             if gram is not None:
                 # |sum of g (x) h|^2 = sum over s, t of <g_s, g_t> <h_s, h_t>
                 states = part.states.double()
-                squared = float((gram * (states @ states.T)).sum())
-        if not len(chunks):
-            return total, 0.0
-        return total, math.sqrt(max(0.0, squared)) if gram is not None else None
+                norm = math.sqrt(max(0.0, float((gram * (states @ states.T)).sum())))
+        return total, norm
 
     def _through(self, part: Positions, gram: torch.Tensor | None) -> Iterator[tuple[int, torch.Tensor]]:
         """Hand the blocks on, and add up what else is wanted of them."""

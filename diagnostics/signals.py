@@ -30,8 +30,8 @@ DEFAULT_SIGNALS = ("weight", "hidden")
 SILENT = {
     "weight": "its parameter got no gradient in backward: the loss does not reach it, or it is sharded",
     "hidden": "the decoder's output was not part of the loss, or gradients were disabled",
-    "head_only": "the loss was made neither from the head's output nor by TRL's fused head; a kernel such as Liger's "
-    "hides both",
+    "head_only": "the loss was made neither from the head's output nor by the fused head of TRL 1.16; a kernel such as "
+    "Liger's, or TRL's own of before, hides both",
 }
 
 

@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a recorded run")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
-        "--signal", metavar="weight|hidden", help="one signal only (default: every signal that all runs have)"
+        "--signal", metavar="weight|hidden|head_only", help="one signal only (default: every signal that all runs have)"
     )
     parser.add_argument(
         "--smooth",
@@ -195,7 +195,7 @@ class _Report:
         else:
             print(
                 f"no picture of batch coherence, {signal}: no step has two gradients to compare; rows of single "
-                "samples exist for hidden alone, rows of micro-batches with accumulation above 1"
+                "samples exist for all signals but weight, rows of micro-batches with accumulation above 1"
             )
 
     def _between_steps(self, one: Run, signal: str, name: str) -> tuple[dict[str, Any], NDArray[np.int64]]:

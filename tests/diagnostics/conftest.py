@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import trl.trainer.utils
 from datasets import Dataset
 from torch.nn import functional
 from transformers import (
@@ -32,10 +33,11 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
-from diagnostics.signals import SIGNALS
+from diagnostics.signals import DEFAULT_SIGNALS, SIGNALS
 from sdo import SDO, attach, tinymodel, wordproblems
 
 ROWS, HIDDEN = 14, 32
+FUSED = hasattr(trl.trainer.utils, "add_fused_lm_head")  # before, TRL's losses hid what head_only needs
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAST_MATRIX, FIRST_QUERY = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 ADAPTER = "base_model.model.model.layers.1.mlp.down_proj.lora_{}.default.weight"
@@ -315,7 +317,7 @@ class Recorded:
         self.hooks_before = count_hooks(self.trainer.model)
         self.recorder = recorder or GradientRecorder(
             self.folder,
-            signals=SIGNALS,
+            signals=SIGNALS if FUSED or case.trainer != "sft" else DEFAULT_SIGNALS,
             weight=case.weight,
             sample_every=case.sample_every,
             sketch_size=case.sketch_size,
@@ -647,5 +649,5 @@ def kit() -> SimpleNamespace:
         "LAST_MATRIX": LAST_MATRIX,
         "LEARNING_RATE": LEARNING_RATE,
     }
-    numbers = {"ROWS": ROWS, "HIDDEN": HIDDEN, "MASKED_ROW": MASKED_ROW}
+    numbers = {"ROWS": ROWS, "HIDDEN": HIDDEN, "MASKED_ROW": MASKED_ROW, "FUSED": FUSED}
     return SimpleNamespace(**{helper.__name__: helper for helper in helpers}, **names, **numbers)
