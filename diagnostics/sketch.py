@@ -287,10 +287,10 @@ class GradientSketch:
         return self._tables[device]
 
 
-def exact_norm(grad: torch.Tensor) -> float:
-    """Return the 2-norm, squares summed in float64.
+def device_norm(grad: torch.Tensor) -> torch.Tensor:
+    """Return the 2-norm as a float64 scalar on the gradient's device, without waiting for the device.
 
-    At most 2²⁰ entries are held in float64 at a time (8 MiB); one pass, one synchronisation with the device.
+    At most 2²⁰ entries are held in float64 at a time (8 MiB); one pass.
 
     Parameters
     ----------
@@ -299,13 +299,21 @@ def exact_norm(grad: torch.Tensor) -> float:
 
     Returns
     -------
-    float
-        The norm, in the gradient's unit; 0.0 for a zero or empty tensor; inf or nan exactly if an entry is
-        not finite (float32, bfloat16 and float16 entries cannot overflow a float64 square).
+    torch.Tensor
+        Shape ``()``: the norm, squares summed in float64, in the gradient's unit; 0 for a zero or empty tensor; inf or
+        nan exactly if an entry is not finite (float32, bfloat16 and float16 entries cannot overflow a float64 square).
     """
     matrix = _matrix(grad, _matrix_shape(grad.shape))
     norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for _, _, piece in _pieces(matrix)]
-    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=grad.device)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def exact_norm(grad: torch.Tensor) -> float:
+    """Return :func:`device_norm` as a number, which waits for the device."""
+    return float(device_norm(grad))
 
 
 def _cosines(tensors: Sequence[torch.Tensor]) -> NDArray[np.float64]:
