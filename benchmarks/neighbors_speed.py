@@ -1,6 +1,6 @@
 """Neighbours of many samples against plain faiss: time, recall and memory, each method in a process of its own.
 
-Run: ``python -m benchmarks.neighbors_speed 100000``, or ``… 1000000 [sdo ivf hnsw]`` (40 minutes on two idle cores).
+Run: ``python -m benchmarks.neighbors_speed 100000``, or ``… 1000000 [sdo ivf hnsw]`` (40 minutes, two idle cores).
 Each finished cell is written to ``benchmarks/results/neighbors-N-METHOD.json``.
 
 Rows are made to look like sentence embeddings of one domain: a common direction (mean cosine about 0.35), 400 topics of
