@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results import interleaved, peak_gib, save, timed
+from benchmarks.results import interleaved, peak_gib, resident_gib, save, timed
 
 STEPS, K, LONG = 5000, 8192, 50_000
 
@@ -27,7 +27,7 @@ def matrix() -> dict[str, Any]:
     from analysis import step_coherence
 
     sketch = np.random.default_rng(0).standard_normal((STEPS, K), dtype=np.float32)
-    before = peak_gib()
+    before = resident_gib()
     step_coherence(sketch)
     peak = peak_gib()
     other = sketch.copy()

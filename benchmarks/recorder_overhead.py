@@ -7,8 +7,8 @@ Four TRL trainers, one plain and three recorded, take their steps in turn: in ea
 the same weights, one after the other, so that a busy machine hits all alike. bf16 autocast; plain SGD instead of AdamW,
 which makes a step a little shorter and the recorder's share larger. Two figures a variant: the median over the rounds
 of its step minus the plain one of the same round, and the time that the recorder counts itself; both over the median
-plain step. The first steps, in which the recorder compares its sketches with the gradients, train on short texts and are not
-counted.
+plain step. The first steps, in which the recorder compares its sketches with the gradients, train on short texts and
+are not counted.
 """
 
 from __future__ import annotations

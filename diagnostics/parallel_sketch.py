@@ -1,8 +1,8 @@
-"""The sketch of a gradient on a device with thousands of threads: the same buckets and signs, added up in another order.
+"""The sketch of a gradient on a device with thousands of threads: the same buckets and signs, summed in another order.
 
-There, adding millions of entries to 16,384 numbers makes the threads wait for each other. So rows and columns that share
-a bucket are gathered rank by rank, the first of each bucket, then the second …, which takes no atomic addition; and the
-last stage adds to many copies of the buckets, which are summed at the end.
+There, adding millions of entries to 16,384 numbers makes the threads wait for each other. So rows and columns that
+share a bucket are gathered rank by rank, the first of each bucket, then the second …, which takes no atomic addition;
+and the last stage adds to many copies of the buckets, which are summed at the end.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _pieces(matrix: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield (first row, first column, view) in row-major order, each view of at most PIECE_ENTRIES (GPU: 64 of them)."""
+    """Yield (first row, first column, view) in row-major order, each view of at most PIECE_ENTRIES (GPU: 64 times)."""
     rows, cols = matrix.shape
     most = PIECE_ENTRIES if matrix.device.type == "cpu" else 64 * PIECE_ENTRIES
     width = min(cols, most)
