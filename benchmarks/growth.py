@@ -25,6 +25,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "K": {"values": [1, 2, 4, 8, 16, 32], "fixed": {"N": 8192, "d": 384}, "power": 1},
     "steps": {"values": [500, 1000, 2000, 4000, 8000], "fixed": {"k": 8192}, "power": 2},
 }
+SMALL = {"N": 32768, "d": 2048, "K": 16, "steps": 2000}
 LABELS = {
     "N": "samples N (d = 384, K = 4)",
     "d": "dimension d (N = 8,192, K = 4)",
@@ -82,7 +83,7 @@ def draw(found: dict[str, dict[str, list[float]]], out: Path) -> None:
     figure = Figure(figsize=(13, 5.4), layout="constrained")
     axes = figure.subplots(2, len(found))
     for column, (variable, one) in enumerate(found.items()):
-        values, power = np.array(SWEEPS[variable]["values"], dtype=float), SWEEPS[variable]["power"]
+        values, power = np.array(one["values"], dtype=float), SWEEPS[variable]["power"]
         for row, name in enumerate(("cpu_seconds", "added_gib")):
             ax, y = axes[row][column], np.maximum(one[name], 1e-3)
             ax.plot(values, y, "o-", color="#0072b2", linewidth=1.6, markersize=4)
@@ -91,6 +92,7 @@ def draw(found: dict[str, dict[str, list[float]]], out: Path) -> None:
                 if variable == "N":
                     exact = values <= 131_072
                     slope = np.where(exact, y[exact][-1] * (values / values[exact][-1]) ** power, np.nan)
+                if variable == "N" and values[-1] > 131_072:
                     ax.axvline(131_072, color="#999999", linewidth=0.8)
                     ax.annotate(
                         "exact", (131_072, y.min()), xytext=(-4, 0), textcoords="offset points", ha="right", size=8
@@ -118,6 +120,7 @@ def main(argv: list[str] | None = None) -> None:
     """Measure all sweeps and draw them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/growth.png"))
+    parser.add_argument("--small", action="store_true", help="leave out the points that take more than some seconds")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.cell:
@@ -127,12 +130,14 @@ def main(argv: list[str] | None = None) -> None:
     found: dict[str, dict[str, list[float]]] = {}
     for variable, sweep in SWEEPS.items():
         cells = []
-        for value in sweep["values"]:
+        values = [value for value in sweep["values"] if not args.small or value <= SMALL[variable]]
+        for value in values:
             one = cell(variable, value)
             cells.append(one)
             print(f"{variable} = {value:,}: {one['cpu_seconds']:.2f} CPU s, {one['added_gib']:.2f} GiB", flush=True)
         found[variable] = {name: [round(one[name], 3) for one in cells] for name in ("cpu_seconds", "added_gib")}
-    save("growth", {name: {**found[name], **SWEEPS[name]} for name in found})
+        found[variable]["values"] = values
+    save("growth", {name: {**SWEEPS[name], **found[name]} for name in found})
     draw(found, args.out)
 
 
