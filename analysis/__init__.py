@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from analysis.coherence import (
     BatchCoherence,
+    CoherenceBlocks,
     StepSummary,
     batch_coherence,
     mean_pairwise_cosine,
     step_coherence,
+    step_coherence_blocks,
     step_summary,
 )
 from analysis.drawing import save
@@ -26,6 +28,7 @@ from analysis.runs import GradientRows, Run
 
 __all__ = [
     "BatchCoherence",
+    "CoherenceBlocks",
     "Estimate",
     "GradientRows",
     "Run",
@@ -47,5 +50,6 @@ __all__ = [
     "save",
     "shared_limit",
     "step_coherence",
+    "step_coherence_blocks",
     "step_summary",
 ]

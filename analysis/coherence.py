@@ -9,9 +9,8 @@ left out, never counted as 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,7 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.estimates import Estimate, Spread, describe
 from analysis.runs import GradientRows
-from analysis.units import TILE, as_matrix, lengths, unit_rows
+from analysis.units import Units, as_matrix, unit_rows
+
+_BLOCK = 2048  # steps in float64 at once: 128 MiB at k = 8192
+_SHARING_PAIRS = 2**25  # pairs of steps that a sparse matrix may hold: 400 MiB
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,26 @@ class StepSummary:
     lag_one: Estimate
     sharing: Estimate
     disjoint: Estimate
+
+
+@dataclass(frozen=True, eq=False)
+class CoherenceBlocks:
+    """Step coherence, averaged over square blocks of steps.
+
+    Parameters
+    ----------
+    cells
+        (n, n) float64, the mean over the defined pairs of steps of each block, a step with itself among them; NaN where
+        there is none.
+    block
+        Steps a side of a block; the last may be smaller.
+    rows
+        T, the steps.
+    """
+
+    cells: NDArray[np.float64]
+    block: int
+    rows: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +120,8 @@ def step_coherence(
     -------
     (T, T) float32
         Within [-1, 1], exactly symmetric, 1 on the diagonal. Rows and columns of undefined steps are NaN.
-        Only this matrix and two tiles of rows are in memory.
+        Beside this matrix, 4 T^2 bytes, two blocks of 2,048 rows in float64 are in memory, and their products.
+        For very long runs see :func:`step_coherence_blocks`.
 
     Notes
     -----
@@ -110,24 +133,58 @@ def step_coherence(
     >>> step_coherence([[1.0, 0.0], [2.0, 0.0], [0.0, -1.0]])[0]
     array([1., 1., 0.], dtype=float32)
     """
-    rows, given = as_matrix(sketch, defined)
-    window = 1 if smooth is None else int(smooth)
-    if window < 1:
-        raise ValueError(f"smooth is {smooth}; expected a number of steps of at least 1")
-    T = len(rows)
+    units, window = _units(sketch, defined, smooth)
+    T = len(units.rows)
     result = np.empty((T, T), dtype=np.float32)
-    for i in range(0, T, TILE):
-        left, left_ok = _smooth_units(rows, given, i, window)
-        for j in range(i, T, TILE):
-            right, right_ok = (left, left_ok) if i == j else _smooth_units(rows, given, j, window)
-            tile = np.clip(left @ right.T, -1.0, 1.0)
-            if i == j:
-                tile = np.triu(tile, 1) + np.triu(tile, 1).T + np.eye(len(tile))
-            tile[~left_ok] = np.nan
-            tile[:, ~right_ok] = np.nan
-            result[i : i + len(left), j : j + len(right)] = tile
-            result[j : j + len(right), i : i + len(left)] = tile.T
+    for i, j, tile, left_ok, right_ok in _tiles(units, window):
+        np.clip(tile, -1.0, 1.0, out=tile)
+        if i == j:
+            tile = np.triu(tile, 1)
+            tile = tile + tile.T + np.eye(len(tile))
+        tile[~left_ok] = np.nan
+        tile[:, ~right_ok] = np.nan
+        result[i : i + len(tile), j : j + tile.shape[1]] = tile
+        if i != j:
+            result[j : j + tile.shape[1], i : i + len(tile)] = tile.T
     return result
+
+
+def step_coherence_blocks(
+    sketch: ArrayLike, defined: NDArray[np.bool_] | None = None, *, smooth: int | None = None, size: int = 256
+) -> CoherenceBlocks:
+    """Return C_ts averaged over square blocks of steps, without the T x T matrix.
+
+    Parameters
+    ----------
+    sketch, defined, smooth
+        As in :func:`step_coherence`.
+    size
+        Most cells a side.
+
+    Returns
+    -------
+    CoherenceBlocks
+        What averaging :func:`step_coherence` over its defined pairs would give, up to rounding.
+
+    Notes
+    -----
+    The mean of <u_t, u_s> over t in A and s in B is <sum of A, sum of B> / (|A| |B|): time grows with T k, not T^2 k.
+    """
+    units, window = _units(sketch, defined, smooth)
+    T, k = units.rows.shape
+    block = max(1, -(-T // size))
+    edges = np.arange(0, T, block)
+    sums, count = np.zeros((len(edges), k)), np.zeros(len(edges))
+    whole = max(1, _BLOCK // block) * block
+    for start in range(0, T, whole):
+        unit, ok = _smooth_units(units, start, min(start + whole, T), window)
+        inside = np.arange(0, len(unit), block)
+        here = slice(start // block, start // block + len(inside))
+        sums[here] = np.add.reduceat(unit, inside, axis=0)
+        count[here] = np.add.reduceat(ok.astype(np.float64), inside)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cells = np.clip(sums @ sums.T / np.outer(count, count), -1.0, 1.0)
+    return CoherenceBlocks(cells=cells, block=block, rows=T)
 
 
 def step_summary(rows: GradientRows) -> StepSummary:
@@ -146,19 +203,12 @@ def step_summary(rows: GradientRows) -> StepSummary:
     StepSummary
         Counts are pairs of steps. Never smoothed.
     """
-    sketch, given = as_matrix(rows.sketch, rows.defined)
-    peak, length, usable = lengths(sketch, given)
-    keep = np.flatnonzero(usable)
+    units = Units.of(*as_matrix(rows.sketch, rows.defined))
+    keep = np.flatnonzero(units.ok)
     n = len(keep)
     nameless = sum(len(rows.sample_ids[i]) == 0 for i in keep)
-    pairs = _sharing_pairs([rows.sample_ids[i] for i in keep])
-    successive = np.diff(rows.step[keep]) == 1
-    total = lag = shared = 0.0
-    for start in range(0, sketch.shape[1], TILE):
-        unit = sketch[keep, start : start + TILE].astype(np.float64) / peak[keep, None] / length[keep, None]
-        total += float(np.square(unit.sum(axis=0)).sum())
-        lag += float(np.sum(unit[:-1][successive] * unit[1:][successive]))
-        shared += float(np.sum(unit * (pairs @ unit)))
+    total, lag, successive = _along_steps(units, rows.step)
+    shared, sharing_pairs = (0.0, 0) if nameless else _over_sharing_pairs(units, [rows.sample_ids[i] for i in keep])
     total = (total - n) / 2
     everything = n * (n - 1) // 2
     few = f"{n} of {len(rows)} steps have a gradient with a direction; two are needed"
@@ -168,14 +218,14 @@ def step_summary(rows: GradientRows) -> StepSummary:
     else:
         none = few if n < 2 else "no two steps have a sample in common"
         every = few if n < 2 else "every two steps have a sample in common"
-        sharing = _mean_cosine(shared, pairs.nnz, none)
-        disjoint = _mean_cosine(total - shared, everything - pairs.nnz, every)
+        sharing = _mean_cosine(shared, sharing_pairs, none)
+        disjoint = _mean_cosine(total - shared, everything - sharing_pairs, every)
     apart = few if n < 2 else "no two successive steps are both defined"
     return StepSummary(
         rows=len(rows),
         defined=n,
         mean=_mean_cosine(total, everything, few),
-        lag_one=_mean_cosine(lag, int(successive.sum()), apart),
+        lag_one=_mean_cosine(lag, successive, apart),
         sharing=sharing,
         disjoint=disjoint,
     )
@@ -252,12 +302,30 @@ def _mean_cosine(total: float, pairs: int, empty: str) -> Estimate:
     return Estimate.of(float(np.clip(total / pairs, -1.0, 1.0)), pairs)
 
 
-def _smooth_units(
-    rows: NDArray[Any], given: NDArray[np.bool_], start: int, window: int
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return unit rows and mask of the tile from `start`, after the trailing mean over `window` rows."""
+def _units(sketch: ArrayLike, defined: NDArray[np.bool_] | None, smooth: int | None) -> tuple[Units, int]:
+    window = 1 if smooth is None else int(smooth)
+    if window < 1:
+        raise ValueError(f"smooth is {smooth}; expected a number of steps of at least 1")
+    return Units.of(*as_matrix(sketch, defined)), window
+
+
+def _tiles(
+    units: Units, window: int
+) -> Iterator[tuple[int, int, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Yield (first row, first column, products, defined rows, defined columns) of the tiles from the diagonal on."""
+    T = len(units.rows)
+    for i in range(0, T, _BLOCK):
+        left, left_ok = _smooth_units(units, i, min(i + _BLOCK, T), window)
+        yield i, i, left @ left.T, left_ok, left_ok
+        for j in range(i + _BLOCK, T, _BLOCK):
+            right, right_ok = _smooth_units(units, j, min(j + _BLOCK, T), window)
+            yield i, j, left @ right.T, left_ok, right_ok
+
+
+def _smooth_units(units: Units, start: int, stop: int, window: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return unit rows and mask of rows ``start`` to ``stop - 1``, after the trailing mean over ``window`` rows."""
     first = max(0, start - window + 1)
-    unit, ok = unit_rows(rows[first : start + TILE], given[first : start + TILE])
+    unit, ok = units.block(first, stop), units.ok[start:stop]
     if window == 1:
         return unit, ok
     sums = np.concatenate([np.zeros((1, unit.shape[1])), np.cumsum(unit, axis=0)])
@@ -265,16 +333,55 @@ def _smooth_units(
     smooth = sums[ends] - sums[np.maximum(ends - window, 0)]
     # Unit gradients that cancel leave rounding behind, which has no direction.
     whole = np.sqrt(np.einsum("ij,ij->i", smooth, smooth)) > 1e-9
-    return unit_rows(smooth, ok[start - first :] & whole)
+    return unit_rows(smooth, ok & whole)
 
 
-def _sharing_pairs(sample_ids: list[NDArray[np.int64]]) -> sp.csr_array:
-    """Return the (n, n) strictly upper triangular 0/1 matrix of the pairs that have a sample in common."""
+def _along_steps(units: Units, step: NDArray[np.int64]) -> tuple[float, float, int]:
+    """Return |sum u|^2, the sum of <u_t, u_t+1> over successive defined steps, and the number of these."""
+    total = np.zeros(units.rows.shape[1])
+    lag, successive = 0.0, 0
+    last, last_step = np.zeros((0, len(total))), np.zeros(0, dtype=np.int64)
+    for start in range(0, len(units.rows), _BLOCK):
+        ok = units.ok[start : start + _BLOCK]
+        unit = np.concatenate([last, units.block(start, start + _BLOCK)[ok]])
+        steps = np.concatenate([last_step, step[start : start + _BLOCK][ok]])
+        total += unit[len(last) :].sum(axis=0)
+        follows = np.diff(steps) == 1
+        lag += float(np.einsum("ij,ij->i", unit[:-1], unit[1:])[follows].sum())
+        successive += int(follows.sum())
+        last, last_step = unit[-1:].copy(), steps[-1:]
+    return float(total @ total), lag, successive
+
+
+def _over_sharing_pairs(units: Units, sample_ids: list[NDArray[np.int64]]) -> tuple[float, int]:
+    """Return the sum of <u_t, u_s> over the pairs of defined steps that have a sample in common, and their number."""
     n = len(sample_ids)
     flat = np.concatenate(sample_ids) if n else np.zeros(0, dtype=np.int64)
     names, column = np.unique(flat, return_inverse=True)
-    row = np.repeat(np.arange(n), [len(ids) for ids in sample_ids])
-    incidence = sp.csr_array((np.ones(len(flat)), (row, column)), shape=(n, len(names)))
-    pairs = sp.csr_array(sp.triu(incidence @ incidence.T, 1))
-    pairs.data[:] = 1.0
-    return pairs
+    row = np.repeat(np.flatnonzero(units.ok), [len(ids) for ids in sample_ids])
+    incidence = sp.csr_array((np.ones(len(flat)), (row, column)), shape=(len(units.rows), len(names)))
+    often = np.bincount(column, minlength=len(names)).astype(np.float64)
+    total, number = 0.0, 0
+    if np.sum(often * (often - 1) / 2) > _SHARING_PAIRS:
+        # Nearly all pairs share something: their products are what a dense product gives fastest.
+        for i, j, tile, _, _ in _tiles(units, 1):
+            common = incidence[i : i + len(tile)] @ incidence[j : j + tile.shape[1]].T
+            pairs = sp.coo_array(sp.triu(common, 1) if i == j else common)
+            total += float(tile[pairs.row, pairs.col].sum())
+            number += len(pairs.row)
+        return total, number
+    pairs = _sharing_pairs(incidence)
+    if pairs.nnz:
+        total = sum(float(np.sum(unit * (pairs @ unit))) for unit in units.columns())
+    return total, pairs.nnz
+
+
+def _sharing_pairs(incidence: sp.csr_array) -> sp.csr_array:
+    """Return the (T, T) strictly upper triangular 0/1 matrix of the pairs of rows that have a column in common."""
+    parts = [sp.csr_array((0, incidence.shape[0]))]
+    for start in range(0, incidence.shape[0], _BLOCK):
+        common = sp.coo_array(incidence[start : start + _BLOCK] @ incidence.T)
+        above = common.col > common.row + start
+        ones, where = np.ones(int(above.sum())), (common.row[above], common.col[above])
+        parts.append(sp.csr_array((ones, where), shape=common.shape))
+    return sp.csr_array(sp.vstack(parts, format="csr"))

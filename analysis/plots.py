@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.coherence import BatchCoherence
+from analysis.coherence import BatchCoherence, CoherenceBlocks
 from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean
 
 MAX_CELLS = 256
@@ -58,7 +58,11 @@ def block_means(matrix: ArrayLike, size: int = MAX_CELLS) -> tuple[NDArray[np.fl
     return cells, block
 
 
-def shared_limit(matrices: Sequence[ArrayLike], size: int = MAX_CELLS) -> float:
+def _cells(matrix: ArrayLike | CoherenceBlocks, size: int = MAX_CELLS) -> tuple[NDArray[np.float64], int]:
+    return (matrix.cells, matrix.block) if isinstance(matrix, CoherenceBlocks) else block_means(matrix, size)
+
+
+def shared_limit(matrices: Sequence[ArrayLike | CoherenceBlocks], size: int = MAX_CELLS) -> float:
     """Return the colour limit v of heat maps to be compared; their scale is -v to v.
 
     It is the largest, over the matrices, of the 99th percentile of the absolute values off the diagonal,
@@ -67,7 +71,7 @@ def shared_limit(matrices: Sequence[ArrayLike], size: int = MAX_CELLS) -> float:
     """
     limits = []
     for matrix in matrices:
-        cells, _ = block_means(matrix, size)
+        cells, _ = _cells(matrix, size)
         values = np.abs(cells[~np.eye(len(cells), dtype=bool)])
         values = values[np.isfinite(values)]
         if len(values):
@@ -77,7 +81,7 @@ def shared_limit(matrices: Sequence[ArrayLike], size: int = MAX_CELLS) -> float:
 
 
 def heat_map(
-    matrix: ArrayLike,
+    matrix: ArrayLike | CoherenceBlocks,
     *,
     limit: float,
     title: str = "",
@@ -92,7 +96,7 @@ def heat_map(
     ----------
     matrix
         (T, T); NaN cells are drawn grey and named in a legend. Above 256 cells a side, means of blocks are
-        drawn and the axis says so.
+        drawn and the axis says so. Or blocks of steps, as `step_coherence_blocks` returns them.
     limit
         v > 0: the scale runs from -v to v, whatever the matrix holds; give compared matrices the same.
     title
@@ -115,18 +119,18 @@ def heat_map(
     ValueError
         `matrix` is not square, or `limit` is not positive.
     """
-    array = np.asarray(matrix)
-    if array.ndim != 2 or array.shape[0] != array.shape[1]:
-        raise ValueError(f"expected a square matrix, not an array of shape {array.shape}")
+    shape = matrix.cells.shape if isinstance(matrix, CoherenceBlocks) else np.shape(matrix)
+    if len(shape) != 2 or shape[0] != shape[1]:
+        raise ValueError(f"expected a square matrix, not an array of shape {shape}")
     if not limit > 0:
         raise ValueError(f"limit is {limit}; expected a positive number")
     figure, axes = figure_of(ax, (5.6, 5.2))
     axes.set_title(plain_text(title), fontsize="medium")
-    cells, block = block_means(array)
+    cells, block = _cells(matrix)
     if int(np.isfinite(np.diag(cells)).sum()) < 2:
         message(axes, "fewer than two steps\nwith a defined gradient:\nnothing to compare")
         return figure, axes
-    T = len(array)
+    T = matrix.rows if isinstance(matrix, CoherenceBlocks) else shape[0]
     numbers = np.arange(T) if steps is None else np.asarray(steps)
     # The last block may be smaller; the picture ends where its cells would.
     end = len(cells) * block - 0.5
@@ -154,7 +158,7 @@ def heat_map(
 
 
 def coherence_heat_maps(
-    matrices: Mapping[str, ArrayLike],
+    matrices: Mapping[str, ArrayLike | CoherenceBlocks],
     *,
     steps: Mapping[str, ArrayLike] | None = None,
     limit: float | None = None,
@@ -166,7 +170,7 @@ def coherence_heat_maps(
     Parameters
     ----------
     matrices
-        Run name to (T, T) matrix, as `step_coherence` returns it; T may differ between runs.
+        Run name to (T, T) matrix, as `step_coherence` returns it, or to blocks of steps; T may differ between runs.
     steps
         Run name to (T,) step numbers.
     limit
@@ -202,7 +206,7 @@ def coherence_heat_maps(
     if ax is None:
         for place in (axes[i] for i in range(len(axes)) if i % columns):
             place.set_ylabel("")
-    cells = [block_means(matrix)[0] for matrix in matrices.values()]
+    cells = [_cells(matrix)[0] for matrix in matrices.values()]
     _colour_bar(figure, axes, v, cells, "step coherence (cosine)")
     return figure, axes
 

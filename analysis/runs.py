@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from analysis.mapped import let_go, zeros
 from sdo.errors import InputError
 
 FORMAT = "sdo-run"
@@ -226,9 +227,10 @@ class Run:
     def gradients(self, signal: str, kind: str = "step") -> GradientRows:
         """Return all rows of one signal and kind, sorted by step.
 
-        Apart from the (T, k) float32 matrix of the sketches, one part is in memory at a time. Rows of kind
-        ``"step"`` are unique by step: where several ranks wrote one, their mean is returned, which has the
-        right direction whether the ranks recorded their own share or the reduced gradient.
+        Apart from the (T, k) float32 matrix of the sketches, one part is in memory at a time; above 512 MiB
+        that matrix is mapped from an unnamed temporary file. Rows of kind ``"step"`` are unique by step: where
+        several ranks wrote one, their mean is returned, which has the right direction whether the ranks
+        recorded their own share or the reduced gradient.
 
         Parameters
         ----------
@@ -250,13 +252,14 @@ class Run:
         order = np.argsort(steps, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        sketch = np.zeros((len(steps), k), dtype=np.float32)
+        sketch = zeros((len(steps), k))
         start = 0
         for file in files:
             for batch in _batches(file, ["kind", "sketch"], kind):
                 values = _sketches(batch.column("sketch"), k, file)
                 sketch[place[start : start + len(values)]] = values
                 start += len(values)
+            let_go(sketch)
         whole = _concatenate(light).take(order)
         rows = replace(whole, sketch=sketch)
         return _merge_ranks(rows, self.path) if kind == "step" else rows
@@ -416,18 +419,23 @@ def _merge_ranks(rows: GradientRows, path: Path) -> GradientRows:
     """Reduce the rows of each step to one: the mean over ranks."""
     if len(np.unique(rows.step)) == len(rows):
         return rows
-    merged = []
-    for group in rows.by_step():
+    sketch, start = rows.sketch, 0
+    merged: list[GradientRows] = []
+    for group in replace(rows, sketch=rows.sketch[:, :0]).by_step():
         if len(np.unique(group.rank)) < len(group):
             raise InputError(f"{path}: a rank recorded step {group.step[0]} of {rows.signal!r} twice")
+        parts = sketch[start : start + len(group)]
+        start += len(group)
+        # In place, from the front: a mean never stands behind the rows it is of.
+        mean = sketch[len(merged)]
+        mean[:] = parts[0] if len(group) == 1 else parts.mean(axis=0, dtype=np.float64)
         if len(group) == 1:
             merged.append(group)
             continue
-        sketch = group.sketch.mean(axis=0, dtype=np.float64).astype(np.float32)
         # Equal norms mean that every rank saw the reduced gradient; else only the sketch knows the norm.
         reduced = np.allclose(group.norm, group.norm[0], rtol=1e-6, atol=0)
         alike = all(np.array_equal(ids, group.sample_ids[0]) for ids in group.sample_ids)
-        norm = group.norm[0] if reduced else np.linalg.norm(sketch.astype(np.float64))
+        norm = group.norm[0] if reduced else np.linalg.norm(mean.astype(np.float64))
         merged.append(
             replace(
                 group.take(np.array([0])),
@@ -436,7 +444,6 @@ def _merge_ranks(rows: GradientRows, path: Path) -> GradientRows:
                 tokens=group.tokens[:1] if alike else group.tokens.sum(keepdims=True),
                 norm=np.array([norm]),
                 reason=(next((reason for reason in group.reason if reason is not None), None),),
-                sketch=sketch[None],
             )
         )
-    return _concatenate(merged)
+    return replace(_concatenate(merged), sketch=sketch[: len(merged)])

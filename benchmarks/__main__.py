@@ -1,12 +1,23 @@
-"""Run the quick benchmarks, or those named on the command line: ``python -m benchmarks [plan] [walk] [sketch]``."""
+"""Run the quick benchmarks, or those named: ``python -m benchmarks [plan] [walk] [neighbors] [coherence] [sketch]``.
+
+Larger ones are run by module: ``benchmarks.neighbors_speed 1000000``, ``benchmarks.coherence_speed long``,
+``benchmarks.recorder_overhead MODEL DATA``, ``benchmarks.growth``, ``benchmarks.gpu``. Results are also written as JSON
+to ``benchmarks/results``.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import plan_speed, sketch_error
+from benchmarks import coherence_speed, neighbors_speed, plan_speed, sketch_error
 
-BENCHMARKS = {"plan": plan_speed.first_plan, "walk": plan_speed.million_walk, "sketch": sketch_error.main}
+BENCHMARKS = {
+    "plan": plan_speed.first_plan,
+    "walk": plan_speed.million_walk,
+    "neighbors": lambda: neighbors_speed.main(["100000"]),
+    "coherence": coherence_speed.main,
+    "sketch": sketch_error.main,
+}
 
 
 def main() -> None:
@@ -16,7 +27,7 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"unknown benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
     for name in names:
-        print(f"== {name}")
+        print(f"== {name}", flush=True)
         BENCHMARKS[name]()
 
 

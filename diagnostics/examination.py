@@ -173,7 +173,7 @@ class _Examination:
         fires, norm = (None if self._step is None else False), None
         if micro is not None and isinstance(tap, WeightTap) and micro.weight is not None:
             fires = True
-            norm = float(micro.weight.double().norm()) if micro.weight_norm is None else micro.weight_norm
+            norm = float(micro.weight.double().norm() if micro.weight_norm is None else micro.weight_norm)
         elif micro is not None and isinstance(tap, HiddenTap) and micro.hidden is not None:
             fires, norm = True, exact_norm(micro.hidden.double().sum(dim=0))
         elif micro is not None and isinstance(tap, HeadTap) and micro.head_only is not None:

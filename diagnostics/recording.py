@@ -24,7 +24,7 @@ from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow, check_free
 from diagnostics.scaling import loss_scale
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
-from diagnostics.sketch import exact_norm
+from diagnostics.sketch import device_norm
 from diagnostics.step_rows import head_rows, hidden_rows, sample_coherence, weight_rows
 from sdo.errors import InputError
 from sdo.plan import describe_difference
@@ -61,7 +61,7 @@ class Recording:
         self._seconds_in_rows = 0.0
         self._step_started = 0.0
         self._pending: dict[str, Any] | None = None  # the row of the step that the trainer has not logged yet
-        self._clipped: bool | None = None
+        self._given_norm: torch.Tensor | None = None  # of the gradient that the optimizer is given
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
         self._logged_until = first_step  # updates that the trainer's logs of the loss cover
@@ -78,6 +78,7 @@ class Recording:
         self._head: HeadTap | None = None
         if "head_only" in wanted:
             self._head = HeadTap.of(model, k, *shared, kind, args, options.sample_every)
+        self._device = next(model.parameters()).device
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
 
@@ -150,13 +151,18 @@ class Recording:
         with self._clock():
             self._loss_scale = loss_scale(optimizer)
             self._learning_rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
-            self._clipped = None
-            if self._weight is not None and self._weight.step_norm:
-                grad = self._weight.weight.parameter.grad
-                if grad is not None:
-                    # By now the gradient is unscaled; what remains of the difference is clipping.
-                    raw = self._weight.step_norm / self._loss_scale
-                    self._clipped = exact_norm(grad) < raw * (1 - _CLIP_TOLERANCE)
+            self._given_norm = None
+            if self._weight is not None and self._weight.weight.parameter.grad is not None:
+                self._given_norm = device_norm(self._weight.weight.parameter.grad)
+                self._weight.check_step(self._step, self._micros)
+
+    def _was_clipped(self) -> bool | None:
+        """Whether the gradient that the optimizer was given is shorter than the raw one; None where nothing tells."""
+        raw = None if self._weight is None else self._weight.step_norm
+        if raw is None or self._given_norm is None or not float(raw):
+            return None
+        # By then the gradient was unscaled; what remains of the difference is clipping.
+        return float(self._given_norm) < float(raw) / self._loss_scale * (1 - _CLIP_TOLERANCE)
 
     def end_step(self, trainer_epoch: float) -> None:
         """Write the step's gradients and keep its row until the trainer has logged.
@@ -166,6 +172,7 @@ class Recording:
         trainer_epoch
             The trainer's epoch after the update, a fraction.
         """
+        self._wait_for_device()
         seconds = time.perf_counter() - self._step_started - (self._seconds - self._seconds_at_start)
         with self._clock():
             if self._step == self._first_step:
@@ -181,7 +188,7 @@ class Recording:
                 "loss": sum(totals) / tokens if tokens and len(totals) == len(losses) else None,
                 "learning_rate": self._learning_rate,
                 "grad_norm": None,
-                "clipped": self._clipped,
+                "clipped": self._was_clipped(),
                 "loss_scale": self._loss_scale,
                 "tokens": tokens,
                 "seconds": seconds,
@@ -398,6 +405,11 @@ class Recording:
         """The taps of the signals that are recorded, by name."""
         taps = {"weight": self._weight, "hidden": self._hidden, "head_only": self._head}
         return {name: tap for name, tap in taps.items() if tap is not None}
+
+    def _wait_for_device(self) -> None:
+        """Until the step's own work is done: what is read next would wait for it and count it as the recorder's."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _current(self) -> tuple[int, list[MicroBatch]]:
         return self._step, self._micros

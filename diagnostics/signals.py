@@ -21,7 +21,7 @@ from diagnostics.batch_ids import BatchIds
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import SampleLosses
 from diagnostics.names import adapter_names, resolve_name
-from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
+from diagnostics.sketch import GradientSketch, SketchCheck, device_norm
 from sdo.errors import InputError
 
 SIGNALS = ("weight", "hidden", "head_only")
@@ -48,7 +48,7 @@ class MicroBatch:
     weight
         Shape ``(k,)``, sketch of the parameter's gradient of this pass alone.
     weight_norm
-        Its exact 2-norm.
+        Its exact 2-norm, shape ``()``, on the device: to read it would wait for all work given to it so far.
     hidden
         Shape ``(b, H)``, float32, one gradient row a sample.
     head_only
@@ -61,7 +61,7 @@ class MicroBatch:
     ids: BatchIds
     losses: SampleLosses | None = None
     weight: torch.Tensor | None = None
-    weight_norm: float | None = None
+    weight_norm: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
     head_only: torch.Tensor | None = None
     head_norms: list[float | None] = field(default_factory=list)
@@ -174,7 +174,8 @@ class WeightTap:
     Attributes
     ----------
     step_norm
-        Exact 2-norm of the accumulated gradient before clipping; None until the step's last backward pass.
+        Exact 2-norm of the accumulated gradient before clipping, shape ``()``, on the device; None until the step's
+        last backward pass.
     """
 
     weight: NamedWeight
@@ -182,7 +183,7 @@ class WeightTap:
     check: SketchCheck | None
     current: Current
     clock: Clock
-    step_norm: float | None = None
+    step_norm: torch.Tensor | None = None
     _handles: list[Any] = field(default_factory=list)
 
     @classmethod
@@ -215,21 +216,29 @@ class WeightTap:
             micro = micros[-1]
             sketched = self.sketch.sketch(grad.detach())
             if micro.weight is None:
-                micro.weight, micro.weight_norm = sketched, exact_norm(grad.detach())
+                micro.weight, micro.weight_norm = sketched, device_norm(grad.detach())
             else:
                 micro.weight = micro.weight + sketched
                 micro.weight_norm = None
 
     def _on_accumulated(self, parameter: torch.Tensor) -> None:
         """The running sum of the step; after its last micro-batch this is what the optimizer will be given."""
-        step, micros = self.current()
+        _, micros = self.current()
         if not micros or not GradientState().sync_gradients or parameter.grad is None:
             return
         with self.clock():
             single = len(micros) == 1 and micros[0].weight_norm is not None
-            self.step_norm = micros[0].weight_norm if single else exact_norm(parameter.grad)
-            if self.check is not None:
-                self.check.add(step, parameter.grad, self.step_sketch(micros))
+            self.step_norm = micros[0].weight_norm if single else device_norm(parameter.grad)
+
+    def check_step(self, step: int, micros: list[MicroBatch]) -> None:
+        """Compare the step's sketch with the gradient that the optimizer is given.
+
+        Clipping and unscaling multiply all of it by one number, which changes no cosine. Not done in backward, since it
+        waits for the device.
+        """
+        grad = self.weight.parameter.grad
+        if self.check is not None and not self.check.done and grad is not None and self.step_norm is not None:
+            self.check.add(step, grad, self.step_sketch(micros))
 
     @staticmethod
     def step_sketch(micros: list[MicroBatch]) -> torch.Tensor:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diagnostics.parallel_sketch import ParallelTables
 from sdo.errors import InputError
 
 SKETCH_VERSION = 1
@@ -84,10 +85,11 @@ def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _pieces(matrix: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield (first row, first column, view) in row-major order, each view of at most PIECE_ENTRIES."""
+    """Yield (first row, first column, view) in row-major order, each view of at most PIECE_ENTRIES (GPU: 64 times)."""
     rows, cols = matrix.shape
-    width = min(cols, PIECE_ENTRIES)
-    height = max(1, PIECE_ENTRIES // max(width, 1))
+    most = PIECE_ENTRIES if matrix.device.type == "cpu" else 64 * PIECE_ENTRIES
+    width = min(cols, most)
+    height = max(1, most // max(width, 1))
     for row in range(0, rows, height):
         for col in range(0, cols, max(width, 1)):
             yield row, col, matrix[row : row + height, col : col + width]
@@ -173,7 +175,8 @@ class GradientSketch:
             self.kind = "identity"
         else:
             self.kind = "count_two_stage" if self.row_buckets or self.column_buckets else "count"
-        self._tables: dict[torch.device, dict[str, torch.Tensor]] = {}
+        self._tables: dict[str, torch.Tensor] = {}
+        self._parallel: dict[tuple[torch.device, int, int], ParallelTables] = {}
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json keeps: everything that decides which numbers a sketch holds."""
@@ -191,7 +194,7 @@ class GradientSketch:
     @property
     def table_bytes(self) -> int:
         """Bytes of the hash tables made so far, on all devices; an identity needs none."""
-        tensors = [tensor for tables in self._tables.values() for tensor in tables.values()]
+        tensors = [*self._tables.values(), *(tables.flat for tables in self._parallel.values())]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def sketch(self, grad: torch.Tensor) -> torch.Tensor:
@@ -207,9 +210,11 @@ class GradientSketch:
         -------
         torch.Tensor
             (stored,) float32 on the gradient's device. Sums are float32; on a CPU they do not depend on the
-            number of threads. Beyond the tables at most 112 MiB are in use for a moment: 64 MiB of
-            accumulators, 32 MiB of their differences and pieces of 2²⁰ entries. (A non-contiguous gradient
-            of three or more dimensions is copied whole.)
+            number of threads, on other devices their order may vary. Beyond the tables at most 112 MiB are in use
+            for a moment on a CPU: 64 MiB of accumulators, 32 MiB of their differences and pieces of 2²⁰ entries;
+            elsewhere what is left after hashing rows or columns in float32 (of a 151,936 × 1,024 gradient 16 MiB, of
+            its transpose 32 MiB, of a 2,560 × 151,936 one 80 MiB) and 64 MiB. (A non-contiguous gradient of three or
+            more dimensions is copied whole.)
 
         Raises
         ------
@@ -246,7 +251,12 @@ class GradientSketch:
             for first, block in left:
                 matrix[first : first + block.shape[0]] = block.float() @ right
             return self._sketch_rows(matrix, 0)
-        tables = self._tables_on(right.device)
+        if right.device.type != "cpu":
+            factor = torch.zeros(self._rows, right.shape[0], dtype=torch.float32, device=right.device)
+            for first, block in left:
+                factor[first : first + block.shape[0]] = block
+            return self._parallel_tables(right.device, 0, self._rows).sketch_product(factor, right)
+        tables = self._tables_on_cpu()
         folded = torch.zeros(2 * self.row_buckets, right.shape[0], dtype=torch.float32, device=right.device)
         for first, block in left:
             folded.index_add_(0, tables["rows"][first : first + block.shape[0]], block.float())
@@ -264,7 +274,9 @@ class GradientSketch:
             start = row_offset * self._cols
             out[start : start + matrix.numel()] = matrix.reshape(-1)
             return out
-        tables = self._tables_on(matrix.device)
+        if matrix.device.type != "cpu":
+            return self._parallel_tables(matrix.device, row_offset, matrix.shape[0]).sketch(matrix)
+        tables = self._tables_on_cpu()
         # Buckets 2h and 2h + 1 collect the positive and the negative entries: no pass that multiplies by
         # signs, and no copy of a float32 gradient (multiplying first took 1.4 times as long).
         signed = torch.zeros(2 * self.k, dtype=torch.float32, device=matrix.device)
@@ -299,12 +311,21 @@ class GradientSketch:
                 index = flat[rows].index_select(1, tables["columns"][cols]) ^ tables["column_signs"][cols]
             signed.index_add_(0, index.reshape(-1), piece.float().reshape(-1))
 
-    def _tables_on(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return the hash tables on a device, made in NumPy once and copied at first use."""
-        if device in self._tables:
-            return self._tables[device]
-        cpu = torch.device("cpu")
-        if cpu not in self._tables:
+    def _parallel_tables(self, device: torch.device, row_offset: int, rows: int) -> ParallelTables:
+        """Return the tables of some rows, arranged for a device with many threads; made at first use."""
+        key = (device, row_offset, rows)
+        if key not in self._parallel:
+            made = self._tables_on_cpu()
+            part = slice(row_offset, row_offset + rows)
+            columns = made["columns"] << 1 | made["column_signs"] if "columns" in made else None
+            rows_table = made["rows"][part] if "rows" in made else None
+            flat = made["flat"] if "rows" in made else made["flat"][part]
+            self._parallel[key] = ParallelTables.of(flat, rows_table, columns, self.k, device)
+        return self._parallel[key]
+
+    def _tables_on_cpu(self) -> dict[str, torch.Tensor]:
+        """Return the hash tables, made in NumPy once."""
+        if not self._tables:
             height = self.row_buckets or self._rows
             width = self.column_buckets or self._cols
             flat = hash_table(self.seed, _STAGE_FLAT, height * width, self.k)
@@ -316,16 +337,14 @@ class GradientSketch:
                 columns = hash_table(self.seed, _STAGE_COLUMNS, self._cols, self.column_buckets)
                 made["columns"] = torch.from_numpy(columns >> 1)
                 made["column_signs"] = torch.from_numpy(columns & 1)
-            self._tables[cpu] = made
-        if device != cpu:
-            self._tables[device] = {name: table.to(device) for name, table in self._tables[cpu].items()}
-        return self._tables[device]
+            self._tables = made
+        return self._tables
 
 
-def exact_norm(grad: torch.Tensor) -> float:
-    """Return the 2-norm, squares summed in float64.
+def device_norm(grad: torch.Tensor) -> torch.Tensor:
+    """Return the 2-norm as a float64 scalar on the gradient's device, without waiting for the device.
 
-    At most 2²⁰ entries are held in float64 at a time (8 MiB); one pass, one synchronisation with the device.
+    At most 2²⁰ entries are held in float64 at a time (8 MiB); one pass.
 
     Parameters
     ----------
@@ -334,13 +353,21 @@ def exact_norm(grad: torch.Tensor) -> float:
 
     Returns
     -------
-    float
-        The norm, in the gradient's unit; 0.0 for a zero or empty tensor; inf or nan exactly if an entry is
-        not finite (float32, bfloat16 and float16 entries cannot overflow a float64 square).
+    torch.Tensor
+        Shape ``()``: the norm, squares summed in float64, in the gradient's unit; 0 for a zero or empty tensor; inf or
+        nan exactly if an entry is not finite (float32, bfloat16 and float16 entries cannot overflow a float64 square).
     """
     matrix = _matrix(grad, _matrix_shape(grad.shape))
     norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for _, _, piece in _pieces(matrix)]
-    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=grad.device)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def exact_norm(grad: torch.Tensor) -> float:
+    """Return :func:`device_norm` as a number, which waits for the device."""
+    return float(device_norm(grad))
 
 
 def _cosines(tensors: Sequence[torch.Tensor]) -> NDArray[np.float64]:

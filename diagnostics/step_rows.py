@@ -15,7 +15,7 @@ from diagnostics.sketch import GradientSketch
 Row = tuple[GradientRow, NDArray[np.float32]]
 
 
-def weight_rows(step: int, micros: list[MicroBatch], norm: float | None, norm_state: str) -> Iterator[Row]:
+def weight_rows(step: int, micros: list[MicroBatch], norm: torch.Tensor | None, norm_state: str) -> Iterator[Row]:
     """Yield a step's rows of ``weight``: the step's, and its micro-batches' where there are several.
 
     Parameters
@@ -150,7 +150,7 @@ def make_row(
     micro_batch: int | None,
     sample_ids: list[int],
     tokens: int,
-    norm: float | None,
+    norm: float | torch.Tensor | None,
     norm_state: str,
     vector: torch.Tensor,
 ) -> Row:
@@ -169,6 +169,7 @@ def make_row(
     if norm is None:
         norm = float(np.linalg.norm(sketch.astype(np.float64)))
         norm_state += ", estimated from the sketch"
+    norm = float(norm)
     reason = None
     if not np.isfinite(norm) or not np.isfinite(sketch).all():
         reason = "non-finite gradient"

@@ -121,7 +121,7 @@ class Embeddings:
         valid = np.empty(matrix.shape[0], dtype=np.bool_)
         for start in range(0, len(matrix), _BLOCK):
             rows = slice(start, start + _BLOCK)
-            block = matrix[rows]
+            block = _block_of(matrix, start, min(start + _BLOCK, len(matrix)))
             unit[rows], valid[rows] = unit_rows(_from_bfloat16(block) if bfloat16_bits else block)
         return cls(unit=unit, valid=valid, fingerprint=_fingerprint(unit, valid), path=path, ids=names)
 
@@ -271,6 +271,18 @@ def _as_numpy(array: Any) -> NDArray[Any]:
         # numpy has no bfloat16 of its own; float32 holds each of its numbers exactly.
         return np.asarray(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
     return np.asarray(array)
+
+
+def _block_of(matrix: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+    """Rows ``start`` to ``stop - 1``; where :func:`read_matrix_file` mapped a file, by a map of their own.
+
+    The pages of one map of the whole file would stay resident beside the normalised rows: twice the memory.
+    """
+    if not isinstance(matrix, np.memmap) or matrix.filename is None or not matrix.flags.c_contiguous:
+        return matrix[start:stop]
+    offset = matrix.offset + start * matrix.shape[1] * matrix.itemsize
+    shape = (stop - start, matrix.shape[1])
+    return np.memmap(matrix.filename, dtype=matrix.dtype, mode="r", offset=offset, shape=shape)
 
 
 def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sdo.allpairs import propose_all
 from sdo.ivf import InvertedLists
-from sdo.search import MISSING, SEARCH_BLOCK, nearest, propose, settle
+from sdo.search import MISSING, SEARCH_BLOCK, nearest, settle
 
 # Above this, comparing all pairs takes longer than users like to wait: at 384 dimensions on two cores about a minute.
 EXACT_LIMIT = 131_072
@@ -70,9 +71,7 @@ class CandidateLists:
         lists = np.full((len(unit), width), MISSING, dtype=np.int32)
         scores = np.full((len(unit), width), -np.inf, dtype=np.float32)
         if width:
-            for start in range(0, len(members), SEARCH_BLOCK):
-                queries = members[start : start + SEARCH_BLOCK]
-                lists[queries], scores[queries] = propose(unit, queries, members, width)
+            lists[members], scores[members] = propose_all(unit, members, width)
         return cls(unit=unit, valid=valid, lists=lists, scores=scores)
 
     def graph(self, pool: NDArray[np.int64], k: int) -> NDArray[np.int64]:

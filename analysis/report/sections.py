@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.coherence import step_coherence, step_summary
+from analysis.coherence import step_coherence_blocks, step_summary
 from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
 from analysis.plots import batch_coherence_series, coherence_heat_maps
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number
@@ -192,7 +192,7 @@ def _coherence_of(material: Material, signal: str) -> tuple[Table, list[Picture]
     for name, run in material.runs.items():
         gradients = run.gradients(signal, "step")
         between = step_coherence_overview(step_summary(gradients))
-        matrices[name], steps[name] = step_coherence(gradients.sketch, gradients.defined), gradients.step
+        matrices[name], steps[name] = step_coherence_blocks(gradients.sketch, gradients.defined), gradients.step
         within, one = batch_coherence_overview(run, signal)
         if one.defined.any():
             series[f"{name}, {within['between']}"] = one

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from analysis import BatchCoherence, Run
+    from analysis import BatchCoherence, CoherenceBlocks, Run
 
 WORDS = (
     "Step coherence: mean cosine between the gradients of two steps.\n"
     "Batch coherence: mean cosine between the gradients of one step's samples (or micro-batches).\n"
     "One run of each kind gives no verdict: whether a difference is more than chance takes several seeds."
 )
+MATRIX_STEPS = 16_384  # up to here the matrix of all pairs of steps, at most 1 GiB, is written
 _HEADINGS = (
     *("run", "signal", "steps", "undefined", "step coherence", "next step", "shared sample", "none shared"),
     *("batch coherence", "recorder", "sketch rmse", "within-batch cosine"),
@@ -37,8 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "coherence",
         help="run folders -> step and batch coherence",
         description="Compare the recorded gradients of one or more runs. Writes coherence.json, the matrices "
-        "(step-coherence-SIGNAL-RUN.npy) and pictures on one scale (step-coherence-SIGNAL.png, "
-        "batch-coherence-SIGNAL.png).",
+        "(step-coherence-SIGNAL-RUN.npy; above 16,384 steps means over blocks of steps) and pictures on one scale "
+        "(step-coherence-SIGNAL.png, batch-coherence-SIGNAL.png).",
         epilog="example: sdo coherence runs/uniform runs/sdo --out coherence",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a recorded run")
@@ -139,6 +140,7 @@ class _Report:
         self.safe = file_names(list(runs))
         self.failed: list[str] = []
         self.files: list[str] = []
+        self.blocks: dict[tuple[str, str], CoherenceBlocks] = {}  # of the runs whose matrix would be too large
 
     def write(self) -> None:
         from analysis.overview import run_overview
@@ -202,12 +204,20 @@ class _Report:
         """Summarise, and write the matrix: at most one of them is in memory."""
         import numpy as np
 
-        from analysis import step_coherence, step_summary
+        from analysis import step_coherence, step_coherence_blocks, step_summary
         from analysis.overview import step_coherence_overview
 
         rows = one.gradients(signal, "step")
         summary = step_summary(rows)
-        matrix = step_coherence(rows.sketch, rows.defined, smooth=self.smooth)
+        if len(rows) > MATRIX_STEPS:
+            blocks = step_coherence_blocks(rows.sketch, rows.defined, smooth=self.smooth)
+            matrix, self.blocks[signal, name] = blocks.cells.astype(np.float32), blocks
+            print(
+                f"{name}, {signal}: {len(rows):,} steps; the matrix of all pairs would take "
+                f"{4 * len(rows) ** 2 / 2**30:.0f} GiB, so its means over blocks of {blocks.block} steps are written"
+            )
+        else:
+            matrix = step_coherence(rows.sketch, rows.defined, smooth=self.smooth)
 
         def save(file: Path) -> None:
             with file.open("wb") as stream:
@@ -216,7 +226,9 @@ class _Report:
         matrix_file = self._matrix_file(signal, name)
         write_atomically({matrix_file: save})
         self.files.append(matrix_file.name)
-        return step_coherence_overview(summary) | {"matrix": matrix_file.name}, rows.step
+        block = self.blocks[signal, name].block if (signal, name) in self.blocks else 1
+        entry = step_coherence_overview(summary)
+        return entry | {"matrix": matrix_file.name, "matrix_block": block}, rows.step
 
     def _heat_maps(self, signal: str, steps: dict[str, NDArray[np.int64]]) -> None:
         import numpy as np
@@ -225,7 +237,10 @@ class _Report:
 
         if not steps:
             raise RuntimeError("no run has a matrix")
-        matrices = {name: np.load(self._matrix_file(signal, name), mmap_mode="r") for name in steps}
+        matrices = {
+            name: self.blocks.get((signal, name), np.load(self._matrix_file(signal, name), mmap_mode="r"))
+            for name in steps
+        }
         smoothed = f", mean of the last {self.smooth} steps" if self.smooth and self.smooth > 1 else ""
         figure, _ = coherence_heat_maps(matrices, steps=steps, title=f"Step coherence, {signal}{smoothed}")
         self._save(figure, f"step-coherence-{signal}.png")

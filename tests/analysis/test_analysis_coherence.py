@@ -23,8 +23,10 @@ from analysis import (
     mean_pairwise_cosine,
     noise_scale,
     step_coherence,
+    step_coherence_blocks,
     step_summary,
 )
+from analysis.plots import block_means
 
 
 def cosine(a, b):
@@ -53,7 +55,7 @@ def rows_of(sketch, sample_ids=None, step=None, reason=None, kind="step"):
 
 @pytest.fixture(params=[2, 512])
 def tile(request, monkeypatch):
-    monkeypatch.setattr("analysis.coherence.TILE", request.param)
+    monkeypatch.setattr("analysis.coherence._BLOCK", request.param)
     monkeypatch.setattr("analysis.units.TILE", request.param)
 
 
@@ -134,6 +136,42 @@ def test_wrong_arguments_are_refused():
         step_coherence(np.ones(3))
     with pytest.raises(ValueError, match="defined has shape"):
         step_coherence(np.ones((2, 2)), np.ones(3, dtype=bool))
+
+
+@pytest.mark.usefixtures("tile")
+@pytest.mark.parametrize(("T", "size"), [(1, 4), (4, 4), (9, 4), (11, 3), (23, 5)])
+@pytest.mark.parametrize("smooth", [None, 3])
+def test_blocks_are_the_means_of_the_matrix(T, size, smooth):
+    g = np.random.default_rng(T).normal(size=(T, 6)) + 0.2
+    if T > 4:
+        g[[1, 4]] = 0
+    C = step_coherence(g, smooth=smooth)
+    blocks = step_coherence_blocks(g, smooth=smooth, size=size)
+    cells, block = block_means(C, size)
+    assert (blocks.block, blocks.rows) == (block, T)
+    np.testing.assert_allclose(blocks.cells, cells, atol=1e-6)
+
+
+def test_blocks_without_a_defined_step_are_undefined():
+    g = np.ones((6, 2))
+    g[2:4] = 0
+    cells = step_coherence_blocks(g, size=3).cells
+    np.testing.assert_array_equal(np.isnan(cells), [[False, True, False], [True, True, True], [False, True, False]])
+
+
+@pytest.mark.usefixtures("tile")
+def test_sharing_pairs_are_the_same_by_dense_products(monkeypatch):
+    """Where nearly all pairs of steps share a sample, tiles take the place of the sparse matrix of pairs."""
+    rng = np.random.default_rng(6)
+    g = rng.normal(size=(14, 5)) + 0.5
+    g[3] = 0
+    rows = rows_of(g, [rng.choice(9, size=3, replace=False) for _ in range(14)])
+    sparse = step_summary(rows)
+    monkeypatch.setattr("analysis.coherence._SHARING_PAIRS", 0)
+    dense = step_summary(rows)
+    assert dense.sharing.count == sparse.sharing.count > 0
+    assert dense.sharing.value == pytest.approx(sparse.sharing.value)
+    assert dense.disjoint.value == pytest.approx(sparse.disjoint.value)
 
 
 def slow_summary(rows):

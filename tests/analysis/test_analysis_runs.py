@@ -1,10 +1,12 @@
+import errno
 import json
+import mmap
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import Run
+from analysis import Run, step_coherence, step_summary
 from sdo.errors import InputError
 
 
@@ -99,6 +101,57 @@ def test_step_rows_of_ranks_that_all_saw_the_reduced_gradient_stay_as_they_are(m
     assert rows.norm.tolist() == [7.0]
     assert rows.tokens.tolist() == [9]
     assert rows.sample_ids[0].tolist() == [1, 2]
+
+
+def test_ranks_that_differ_in_some_steps_are_averaged_there(make_run):
+    """Averages are taken in place: a mean must not stand in the way of the rows behind it."""
+    writer = make_run()
+    for rank in (0, 1):
+        steps = range(4) if rank == 0 else (1, 3)
+        rows = [step_row(t, np.full(6, 10.0 * t + 1 + rank), sample_ids=[t]) for t in steps]
+        writer.gradients("hidden", rows, 0, 3, rank=rank)
+    rows = Run.open(writer.path).gradients("hidden")
+    assert rows.step.tolist() == [0, 1, 2, 3]
+    assert rows.sketch[:, 0].tolist() == [1.0, 11.5, 21.0, 31.5]
+
+
+def test_large_matrices_are_mapped_from_a_file_that_is_gone(make_run, monkeypatch, tmp_path):
+    writer = make_run()
+    sketches = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
+    writer.gradients("hidden", [step_row(t, sketches[t]) for t in range(20)], 0, 19)
+    writer.gradients("hidden", [step_row(t, sketches[t]) for t in range(20, 30)], 20, 29)
+    run = Run.open(writer.path)
+    expected, summary = run.gradients("hidden"), step_summary(run.gradients("hidden"))
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr("analysis.mapped.IN_MEMORY_BYTES", 0)
+    rows = run.gradients("hidden")
+    assert isinstance(_owner(rows.sketch), mmap.mmap)
+    assert not isinstance(_owner(expected.sketch), mmap.mmap)
+    assert list(folder.iterdir()) == []
+    np.testing.assert_array_equal(rows.sketch, sketches)
+    assert step_summary(rows) == summary
+    np.testing.assert_array_equal(step_coherence(rows.sketch), step_coherence(sketches))
+    np.testing.assert_array_equal(rows.sketch, sketches)  # pages that were let go of are read again
+
+
+def test_a_full_disk_is_named(make_run, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = make_run()
+    writer.gradients("hidden", [step_row(0, np.ones(6))], 0, 0)
+    monkeypatch.setattr("analysis.mapped.IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(InputError, match=r"do not fit into .*No space left.*TMPDIR"):
+        Run.open(writer.path).gradients("hidden")
+
+
+def _owner(array):
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array.obj if isinstance(array, memoryview) else array
 
 
 def test_a_step_recorded_twice_by_one_rank_is_refused(make_run):

@@ -14,6 +14,7 @@ from analysis import (
     save,
     shared_limit,
     step_coherence,
+    step_coherence_blocks,
 )
 from analysis.drawing import plain_text
 from analysis.plots import UNDEFINED_GREY, block_means
@@ -88,6 +89,19 @@ def test_heat_map_aggregates_and_says_so():
     _, axes = heat_map(coherence(600), limit=0.5)
     assert axes.images[0].get_array().shape == (200, 200)
     assert "3 × 3 steps" in axes.get_xlabel()
+
+
+def test_blocks_of_steps_are_drawn_as_their_matrix_is():
+    g = np.random.default_rng(5).normal(size=(300, 8)) + 0.3
+    matrix, blocks = step_coherence(g), step_coherence_blocks(g)
+    assert shared_limit([blocks]) == pytest.approx(shared_limit([matrix]), abs=1e-6)
+    drawn = []
+    for one in (matrix, blocks):
+        _, (ax,) = coherence_heat_maps({"run": one})
+        drawn.append((ax.images[0].get_array(), ax.images[0].get_extent(), ax.get_xlabel()))
+    np.testing.assert_allclose(drawn[0][0], drawn[1][0], atol=1e-6)
+    assert drawn[0][1:] == drawn[1][1:]
+    assert "2 × 2 steps" in drawn[1][2]
 
 
 def test_axes_carry_step_numbers():

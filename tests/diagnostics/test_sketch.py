@@ -298,6 +298,38 @@ def test_threads_do_not_matter(shape):
     assert all(torch.equal(sketches[0], other) for other in sketches[1:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "limits"),
+    [
+        ((90, 70), {}),
+        ((70, 40), {"FLAT_ENTRIES": 100, "ROW_BUCKETS": 16}),
+        ((12, 90), {"FLAT_ENTRIES": 100, "TABLE_ENTRIES": 200, "COLUMN_BUCKETS": 16}),
+        ((50, 90), {"FLAT_ENTRIES": 100, "ROW_BUCKETS": 16, "TABLE_ENTRIES": 200, "COLUMN_BUCKETS": 16}),
+    ],
+)
+def test_other_devices_get_the_same_sketch(monkeypatch, shape, limits, dtype):
+    """Their way of adding up, run on the CPU; sums of whole numbers are exact, so that the order cannot blur them."""
+    for name, value in limits.items():
+        monkeypatch.setattr(f"diagnostics.sketch.{name}", value)
+    monkeypatch.setattr("diagnostics.parallel_sketch._GATHER_ENTRIES", 256)
+    sketcher = GradientSketch(shape, k=32)
+    assert (sketcher.row_buckets, sketcher.column_buckets) == (limits.get("ROW_BUCKETS"), limits.get("COLUMN_BUCKETS"))
+    grad = torch.randint(-9, 10, shape).to(dtype)
+    expected = sketcher.sketch(grad)
+    cpu = torch.device("cpu")
+    assert torch.equal(sketcher._parallel_tables(cpu, 0, shape[0]).sketch(grad), expected)
+    assert torch.equal(sketcher._parallel_tables(cpu, 0, shape[0]).sketch(grad.T.contiguous().T), expected)
+    half = shape[0] // 2
+    parts = [(0, half), (half, shape[0] - half)]
+    # small integers: sums are exact in any order
+    left, right = torch.randint(-3, 4, (shape[0], 5)).float(), torch.randint(-3, 4, (5, shape[1])).float()
+    product = sketcher._parallel_tables(cpu, 0, shape[0]).sketch_product(left, right)
+    assert torch.equal(product, sketcher.sketch(left @ right))
+    shards = [sketcher._parallel_tables(cpu, at, n).sketch(grad[at : at + n]) for at, n in parts]
+    assert torch.equal(shards[0] + shards[1], expected)
+
+
 def test_seeds_differ():
     grad = random(40, 40)
     first, second = (GradientSketch((40, 40), k=64, seed=seed).sketch(grad) for seed in (0, 1))

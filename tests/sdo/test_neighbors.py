@@ -5,6 +5,7 @@ import slow_sdo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdo import allpairs
 from sdo.embeddings import unit_rows
 from sdo.neighbors import CandidateLists
 from sdo.search import MISSING, nearest, propose, settle
@@ -72,7 +73,12 @@ def test_a_float32_search_that_errs_within_its_bound_changes_nothing(monkeypatch
         order = np.argsort(-similarity, axis=1)[:, :count]
         return np.take_along_axis(similarity, order, axis=1).astype(np.float32), order
 
+    def noisy_products(left, right, buffer):
+        products = left.astype(np.float64) @ right.astype(np.float64).T
+        return (products + rng.uniform(-1, 1, products.shape) * 0.99 * 3 * 2.0**-24).astype(np.float32)
+
     monkeypatch.setattr(faiss, "knn", noisy)
+    monkeypatch.setattr(allpairs, "_products", noisy_products)
     for _ in range(5):
         lists = CandidateLists.build(unit, np.ones(120, bool), 3)
         assert (lists.graph(np.arange(120), 3) == expected).all()

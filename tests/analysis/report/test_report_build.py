@@ -95,7 +95,7 @@ def test_a_section_that_fails_is_shown_and_the_others_stand(runs, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no <ink>\nleft")
 
-    monkeypatch.setattr("analysis.report.sections.step_coherence", fail)
+    monkeypatch.setattr("analysis.report.sections.step_coherence_blocks", fail)
     report = build_report(runs)
     page = Page(report.html)
     assert report.failed == ("Coherence",)

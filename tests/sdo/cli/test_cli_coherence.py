@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from sdo.cli import coherence
 from sdo.errors import InputError
@@ -207,6 +208,23 @@ def test_a_full_folder_is_left_alone_unless_told(runs, tmp_path):
     assert [file.name for file in out.iterdir()] == ["mine.txt"]
     assert call(runs[0], "--out", out, "--overwrite") == 0
     assert (out / "mine.txt").read_text() == "keep"
+
+
+def test_a_run_too_long_for_its_matrix_gets_means_over_blocks(runs, tmp_path, monkeypatch, capsys):
+    whole = tmp_path / "whole"
+    call(*runs, "--out", whole, "--signal", "hidden")
+    monkeypatch.setattr("sdo.cli.coherence.MATRIX_STEPS", 11)
+    out = tmp_path / "out"
+    assert call(*runs, "--out", out, "--signal", "hidden") == 0
+    assert "12 steps; the matrix of all pairs would take" in capsys.readouterr().out
+    assert {file.name for file in out.iterdir()} == {file.name for file in whole.iterdir()}
+    for one, other in zip(read(out)["runs"], read(whole)["runs"], strict=True):
+        # Blocks of one step, since 12 fit: the same numbers.
+        assert one["signals"]["hidden"]["step_coherence"] == other["signals"]["hidden"]["step_coherence"]
+        name = one["signals"]["hidden"]["step_coherence"]["matrix"]
+        np.testing.assert_allclose(np.load(out / name), np.load(whole / name), atol=1e-6)
+    with Image.open(out / "step-coherence-hidden.png") as one, Image.open(whole / "step-coherence-hidden.png") as other:
+        assert one.size == other.size
 
 
 def test_a_part_that_fails_is_named_and_the_rest_is_written(runs, tmp_path, monkeypatch, capsys):
