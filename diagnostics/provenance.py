@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from diagnostics.batch_ids import IdChannel
+from diagnostics.compat import checkpointing_name
 from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.signals import WeightTap
@@ -101,7 +102,7 @@ def describe_run(
             "max_grad_norm": _finite(args.max_grad_norm),
             "bf16": args.bf16,
             "fp16": args.fp16,
-            "gradient_checkpointing": args.gradient_checkpointing,
+            "gradient_checkpointing": bool(getattr(args, checkpointing_name(args))),
         },
         "seeds": {"seed": args.seed, "data_seed": args.data_seed},
         "versions": versions(),

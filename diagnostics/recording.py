@@ -314,7 +314,7 @@ class Recording:
             if self._held_out and not _goes_in_order(loader, self._held_out_seen):
                 warnings.warn(
                     "the evaluation did not go through its rows once and in order, so its losses per sample are not "
-                    "recorded; mend: train_sampling_strategy='random', and no other forward passes while it runs",
+                    "recorded; mend: do not group by length, and no other forward passes while it runs",
                     stacklevel=2,
                 )
             elif self._held_out:

@@ -18,6 +18,7 @@ from accelerate.utils import send_to_device
 from torch import nn
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.compat import enable_checkpointing
 from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import sample_losses
@@ -141,7 +142,7 @@ def untouched(trainer: Any) -> Iterator[None]:
     try:
         gpus = [torch.cuda.current_device()] if trainer.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=gpus), _modules_kept(model):
-            _checkpoint_activations(trainer.args, model)
+            enable_checkpointing(trainer.args, model)
             for parameter, _ in gradients:
                 parameter.grad = None
             yield
@@ -175,17 +176,6 @@ def _modules_kept(model: nn.Module) -> Iterator[None]:
             for name, registered in hooks.items():  # the handles of hooks know these very dicts
                 attributes[name].clear()
                 attributes[name].update(registered)
-
-
-def _checkpoint_activations(args: Any, model: Any) -> None:
-    """Recompute activations in backward where training would; transformers turns that on when training begins."""
-    # transformers 5.24 calls it activation checkpointing; the older name warns there.
-    kind = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-    if not getattr(args, f"{kind}_checkpointing", False) or not hasattr(model, f"{kind}_checkpointing_enable"):
-        return
-    options = dict(getattr(args, f"{kind}_checkpointing_kwargs", None) or {})
-    apart = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
-    getattr(model, f"{kind}_checkpointing_enable")(**{f"{kind}_checkpointing_kwargs": options or None}, **apart)
 
 
 def reset_peak(on_gpu: bool) -> None:

@@ -36,5 +36,11 @@ _LAZY = {"Handle": "sdo.trl", "attach": "sdo.trl", "OrganizedSampler": "sdo.samp
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        try:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("torch", "transformers"):
+                raise
+            needed = f"sdo.{name} needs {error.name}; mend: pip install 'sdo-toolkit[train]'"
+            raise ModuleNotFoundError(needed, name=error.name) from None
     raise AttributeError(f"module 'sdo' has no attribute {name!r}")

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
+pytest.importorskip("trl", reason="needs the extra train")
+
 import torch
 import trl.trainer.utils
 from datasets import Dataset
@@ -38,6 +41,9 @@ from sdo import SDO, attach, tinymodel, wordproblems
 
 ROWS, HIDDEN = 14, 32
 FUSED = hasattr(trl.trainer.utils, "add_fused_lm_head")  # before, TRL's losses hid what head_only needs
+from diagnostics.compat import checkpointing_name
+
+CHECKPOINTING = checkpointing_name(TrainingArguments)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAST_MATRIX, FIRST_QUERY = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 ADAPTER = "base_model.model.model.layers.1.mlp.down_proj.lora_{}.default.weight"
@@ -164,7 +170,7 @@ class Case:
 def checkpointed(use_reentrant: bool) -> Case:
     """The followed parameter lies inside a block whose forward pass is run again in backward."""
     kwargs = {"use_reentrant": use_reentrant}
-    args = {"activation_checkpointing": True, "activation_checkpointing_kwargs": kwargs}
+    args = {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": kwargs}
     return Case(weight=FIRST_QUERY, accumulation=2, batch=2, max_steps=3, args=args)
 
 
@@ -579,7 +585,7 @@ def make_trainer(folder: Path, case: Case, model: torch.nn.Module | None = None,
         "report_to": [],
         "disable_tqdm": True,
         "seed": 3,
-        **({} if "activation_checkpointing" in case.args else {"gradient_checkpointing": False}),
+        CHECKPOINTING: False,
         **case.args,
     }
     if case.trainer != "sft":
@@ -644,6 +650,7 @@ def kit() -> SimpleNamespace:
     helpers += (make_trainer, head_gradient, relative_error, sum_of, tokenized)
     names = {
         "ADAPTER": ADAPTER,
+        "CHECKPOINTING": CHECKPOINTING,
         "EMBEDDING": EMBEDDING,
         "HEAD": HEAD,
         "LAST_MATRIX": LAST_MATRIX,

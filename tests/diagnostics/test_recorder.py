@@ -132,8 +132,11 @@ def test_trainer_epoch_is_the_fraction_after_the_step(runs):
 def test_grad_norm_is_the_total_before_clipping_where_the_trainer_logs_it(runs, name):
     recorded = runs(name)
     every = recorded.case.args.get("logging_steps", 100)
+    logged = {updates - 1 for updates, logs in recorded.logs if "grad_norm" in logs}
+    if recorded.case.args.get("max_grad_norm") != 0:  # without clipping transformers 5.0 computes no norm
+        assert logged == {row["step"] for row in recorded.rows("steps") if (row["step"] + 1) % every == 0}
     for row in recorded.rows("steps"):
-        if (row["step"] + 1) % every or row["step"] == recorded.case.overflow:
+        if row["step"] not in logged or row["step"] == recorded.case.overflow:
             assert row["grad_norm"] is None
         else:
             assert row["grad_norm"] == pytest.approx(recorded.truth.total_norm(row["step"]), rel=1e-5)
@@ -184,6 +187,9 @@ def test_run_json_says_that_the_run_is_over(recorded):
 def test_evaluations_are_held_out_losses_per_sample(runs, dataset, updates):
     recorded = runs("fused")
     name = f"eval_{dataset}_loss"
+    if not any(step == updates and name in logs for step, logs in recorded.logs):
+        assert updates == 5  # transformers 5.0 evaluates at every third step only, later ones after the last one too
+        pytest.skip("this version of transformers does not evaluate after the last step")
     truth = [
         recorded.truth.held_out(updates, row["input_ids"], row["labels"])
         for row in recorded.trainer.eval_dataset[dataset]
@@ -201,7 +207,9 @@ def test_evaluations_are_held_out_losses_per_sample(runs, dataset, updates):
 
 def test_each_evaluation_of_each_dataset_is_there_once(runs):
     found = {(row["step"], row["name"]) for row in runs("fused").rows("evaluations")}
-    assert found == {(step, f"eval_{name}_loss") for step in (0, 3, 5) for name in ("single", "several")}
+    names = [f"eval_{name}_loss" for name in ("single", "several")]
+    logged = {(step, name) for step, logs in runs("fused").logs for name in names if name in logs}
+    assert found == logged >= {(step, name) for step in (0, 3) for name in names}
 
 
 def test_evaluation_outside_training_records_nothing(kit, tmp_path):
@@ -252,7 +260,9 @@ def test_a_prediction_is_no_part_of_the_next_evaluation(kit, tmp_path):
 
 
 def test_an_evaluation_in_another_order_is_not_recorded(kit, tmp_path):
-    case = kit.Case(trainer="right", max_steps=2, args={"train_sampling_strategy": "group_by_length"})
+    newer = hasattr(TrainingArguments, "train_sampling_strategy")
+    grouped = {"train_sampling_strategy": "group_by_length"} if newer else {"group_by_length": True}
+    case = kit.Case(trainer="right", max_steps=2, args=grouped)
     recorded = kit.Recorded(tmp_path, case)  # the strategy sorts the rows of an evaluation too
     recorded.trainer.add_callback(At(1, lambda: recorded.trainer.evaluate(recorded.trainer.train_dataset)))
     with pytest.warns(UserWarning, match="did not go through its rows once and in order"):

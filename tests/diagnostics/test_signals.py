@@ -173,7 +173,7 @@ def test_sketch_check_is_the_error_of_the_cosines(runs, name):
 def test_a_parameter_whose_gradient_comes_in_parts_is_summed(kit, tmp_path):
     # Two checkpointed blocks share a weight: their reentrant backward passes call its hooks once each.
     first, second = (f"model.layers.{n}.self_attn.q_proj.weight" for n in (0, 1))
-    kwargs = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}}
+    kwargs = {kit.CHECKPOINTING: True, f"{kit.CHECKPOINTING}_kwargs": {"use_reentrant": True}}
     case = kit.Case(weight=first, batch=2, accumulation=2, max_steps=3, sketch_size=512, args=kwargs)
     model = kit.make_model()
     model.model.layers[1].self_attn.q_proj.weight = model.model.layers[0].self_attn.q_proj.weight

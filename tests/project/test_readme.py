@@ -22,6 +22,7 @@ def desk(tmp_path_factory):
     """A folder with train.jsonl, E.npy, run.yaml and a small model, as the README's reader has them."""
     import json
 
+    pytest.importorskip("trl", reason="the README trains a model: needs the extra train")
     from sdo import tinymodel, wordproblems
     from sdo.cli.main import main
 
