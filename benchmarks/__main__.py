@@ -1,12 +1,18 @@
-"""Run the quick benchmarks, or those named on the command line: ``python -m benchmarks [plan] [walk] [sketch]``."""
+"""Run the quick benchmarks, or those named on the command line: ``python -m benchmarks [plan] [balance] …``."""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import plan_speed, sketch_error
+from benchmarks import balance_levels, balance_speed, plan_speed, sketch_error
 
-BENCHMARKS = {"plan": plan_speed.first_plan, "walk": plan_speed.million_walk, "sketch": sketch_error.main}
+BENCHMARKS = {
+    "plan": plan_speed.first_plan,
+    "walk": plan_speed.million_walk,
+    "sketch": sketch_error.main,
+    "balance": balance_speed.main,
+    "balance-levels": balance_levels.main,
+}
 
 
 def main() -> None:
