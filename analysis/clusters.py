@@ -30,7 +30,7 @@ _ROWS_TO_START = 32  # rows that the first centres are drawn from, per centre
 _COARSE = 2.0**28  # squared distances are at most 4: below 2**23 of them sum exactly
 _ITERATIONS = 100
 _ROWS_PER_CENTRE = 256  # rows that the centres are fitted on, per centre
-_BLOCK = 2**22  # float64 numbers in a block of distances: 32 MiB
+_BLOCK = 2**20  # float64 numbers in a block of distances: 8 MiB
 _GRID = 2.0**24
 
 
