@@ -1,15 +1,15 @@
-"""Run the quick benchmarks, or those named: ``python -m benchmarks [plan] [walk] [neighbors] [coherence] [sketch]``.
+"""Run the quick benchmarks, or those named: ``python -m benchmarks [plan] [walk] [neighbors] [coherence] …``.
 
 Larger ones are run by module: ``benchmarks.neighbors_speed 1000000``, ``benchmarks.coherence_speed long``,
-``benchmarks.recorder_overhead MODEL DATA``, ``benchmarks.growth``, ``benchmarks.gpu``. Results are also written as JSON
-to ``benchmarks/results``.
+``benchmarks.recorder_overhead MODEL DATA``, ``benchmarks.growth``, ``benchmarks.gpu``, ``benchmarks.balance_levels``,
+``benchmarks.locality_levels``. Results are also written as JSON to ``benchmarks/results``.
 """
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import coherence_speed, neighbors_speed, plan_speed, sketch_error
+from benchmarks import balance_speed, coherence_speed, neighbors_speed, plan_speed, sketch_error
 
 BENCHMARKS = {
     "plan": plan_speed.first_plan,
@@ -17,6 +17,7 @@ BENCHMARKS = {
     "neighbors": lambda: neighbors_speed.main(["100000"]),
     "coherence": coherence_speed.main,
     "sketch": sketch_error.main,
+    "balance": balance_speed.main,
 }
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"unknown benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
     for name in names:
-        print(f"== {name}", flush=True)
+        print(f"== {name}")
         BENCHMARKS[name]()
 
 

@@ -6,7 +6,6 @@ before a hub id of the same name, and a folder counts only if it holds data (dat
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import re
@@ -16,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sdo.errors import InputError
+from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
 
-Row = dict[str, Any]
-_BATCH = 1024
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 _DATA = ("*.jsonl", "*.json", "*.csv", "*.parquet", "*.arrow", "state.json", "dataset_info.json")
@@ -145,7 +143,7 @@ def survey(source: Source, selection: Selection, *, limit: int | None = None) ->
             found.ids.append(key)
     found.texts_sha256 = digest.hexdigest()
     if found.ids and source.path is not None and source.path.suffix.lower() == ".csv":
-        found.ids = _whole_numbers(found.ids)
+        found.ids = whole_numbers(found.ids)
     return found
 
 
@@ -220,7 +218,7 @@ def open_source(name: str, *, split: str | None = None, config: str | None = Non
     if place.kind == "file" and place.path is not None:
         if split is not None or config is not None:
             raise InputError(f"{name} is a file and has neither splits nor configurations; mend: leave them out")
-        path, reader = place.path, {".csv": _csv, ".parquet": _parquet}.get(place.path.suffix.lower(), _jsonl)
+        path, reader = place.path, READERS[place.path.suffix.lower()]
         return Source(f"file {name}", lambda columns: reader(path, columns), path)
     dataset = load_split(place, config, split or "train", progress=False)
     title = place.title(split)
@@ -276,82 +274,14 @@ def load_split(place: Place, config: str | None, split: str, *, progress: bool) 
         ) from error
 
 
-def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    try:
-        # Bytes, not text: a decoding error can then name its line.
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-                if line.strip():
-                    where = f"{path}, line {number}"
-                    yield where, _json_row(line, where)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; expected a JSON Lines file") from error
-
-
-def _json_row(line: bytes, where: str) -> Row:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
-    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested thousands deep
-        reason = getattr(error, "msg", str(error))
-        raise InputError(f"{where}: not JSON ({reason}); expected one JSON object a line") from error
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: a JSON {type(row).__name__}; expected an object, one a line")
-    return row
-
-
-def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    csv.field_size_limit(2**31 - 1)  # texts are longer than the module's 128 KiB
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            for row in reader:
-                where = f"{path}, line {reader.line_num}"
-                if None in row or None in row.values():
-                    raise InputError(
-                        f"{where}: another number of fields than the header's {len(reader.fieldnames or ())}"
-                    )
-                yield where, row
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
-    except csv.Error as error:
-        raise InputError(f"{path}: not CSV ({error}); expected commas and a header line") from error
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; expected a CSV file") from error
-
-
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            number = 0
-            _require(columns, file.schema_arrow.names, str(path))
-            for batch in file.iter_batches(batch_size=_BATCH, columns=list(dict.fromkeys(columns))):
-                for row in batch.to_pylist():
-                    yield f"{path}, row {number}", row
-                    number += 1
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} is no readable Parquet file ({str(error).splitlines()[0]:.80})") from error
-
-
 def _dataset_rows(dataset: Any, columns: Sequence[str], title: str) -> Iterator[tuple[str, Row]]:
-    _require(columns, dataset.column_names, title)
+    require_columns(columns, dataset.column_names, title)
     for number, row in enumerate(dataset.select_columns(list(dict.fromkeys(columns)))):
         yield f"{title}, row {number}", row
 
 
-def _require(columns: Sequence[str], there: Sequence[str], where: str) -> None:
-    missing = [column for column in columns if column not in there]
-    if missing:
-        raise InputError(f"{where}: no column {missing[0]!r}; columns there: {', '.join(map(repr, there)) or 'none'}")
-
-
 def _cell(row: Row, column: str, where: str) -> Any:
-    _require([column], list(row), where)
+    require_columns([column], list(row), where)
     return row[column]
 
 
@@ -401,10 +331,3 @@ def _id_of(row: Row, column: str, where: str) -> Any:
     if isinstance(key, bool) or not isinstance(key, int | str):
         raise InputError(f"{where}: id column {column!r} holds {key!r:.60}; expected an integer or a string")
     return key
-
-
-def _whole_numbers(ids: list[str]) -> list[Any]:
-    """Ids as integers if each is written as one; 007 is not, since 7 would be another string."""
-    if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", key, re.ASCII) for key in ids):
-        return [int(key) for key in ids]
-    return list(ids)

@@ -36,12 +36,12 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
+from diagnostics.compat import checkpointing_name
 from diagnostics.signals import DEFAULT_SIGNALS, SIGNALS
 from sdo import SDO, attach, tinymodel, wordproblems
 
 ROWS, HIDDEN = 14, 32
 FUSED = hasattr(trl.trainer.utils, "add_fused_lm_head")  # before, TRL's losses hid what head_only needs
-from diagnostics.compat import checkpointing_name
 
 CHECKPOINTING = checkpointing_name(TrainingArguments)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -34,6 +34,9 @@ def desk(tmp_path_factory):
     model.save_pretrained(folder / "tiny")
     tokenizer.save_pretrained(folder / "tiny")
     (folder / "run.yaml").write_text(blocks("yaml")[0])
+    for run in ("uniform", "sdo"):
+        answers = [{"sample_id": i, "correct": (i * len(run)) % 4 > 0} for i in range(len(rows))]
+        (folder / f"{run}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
     assert main(["embed", str(folder / "train.jsonl"), "--column", "question", "--out", str(folder / "E.npy")]) == 0
     return folder, rows
 
@@ -97,10 +100,11 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
         arguments = [word.replace("runs/", "command-runs/") for word in arguments]
         assert main(arguments) == 0, capsys.readouterr().err
         ran.append(words[1])
-    assert ran == ["embed", "plan", "doctor", "sft", "sft", "coherence", "report"]
+    assert ran == ["embed", "plan", "doctor", "sft", "sft", "coherence", "balance", "report"]
     assert (folder / "PLAN.parquet").is_file()
     assert (folder / "coherence" / "coherence.json").is_file()
     assert list((folder / "coherence").glob("*.png"))
+    assert (folder / "balance" / "balance.json").is_file()
     assert (folder / "report.html").is_file()
 
 

@@ -1,0 +1,291 @@
+"""How evenly correctness is spread over clusters of questions, and whether two runs differ in it.
+
+Cluster accuracies differ by chance alone, the more the smaller the clusters. So beside each raw metric stand the band
+that equally good clusters would give (scores permuted over the questions), and the latent value: the metric of the
+clusters' underlying accuracies, from a beta distribution fitted to what the noise leaves (`analysis.spread`). A
+comparison of two runs swaps their scores question by question. Bootstrap intervals of raw metrics are not offered:
+a resample adds noise to noise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.balance_metrics import LOWER, METRICS, RAW, lorenz_curves, raw_metrics, wilson
+from analysis.balance_results import Balance, BalanceComparison, Difference, Homogeneity, Interval, MetricBalance
+from analysis.questions import BOOTSTRAP, PERMUTE, SWAP, Sums, Units, generator, permuted, swapped
+from analysis.spread import (
+    accuracies,
+    between_squares,
+    latent_spread,
+    logit_spread,
+    refitted,
+    spread_interval,
+    underlying,
+    within_variance,
+)
+
+Array = NDArray[np.float64]
+
+LEVEL = 0.05  # two-sided; intervals and bands are at 1 - LEVEL
+MOVES = "moves with the mean: no verdict on balance"
+_FEWEST_RESAMPLES = 99  # p cannot fall below 1/(resamples + 1)
+_TIE = 1e-12  # differences closer than rounding can tell apart
+
+
+def cluster_balance(
+    score: ArrayLike,
+    label: ArrayLike,
+    *,
+    group: ArrayLike | None = None,
+    resamples: int = 999,
+    seed: int = 0,
+) -> Balance:
+    """Describe how evenly one run does over clusters.
+
+    Parameters
+    ----------
+    score
+        Shape ``(n,)``, correctness of each question: 0, 1 or a score in [0, 1].
+    label
+        Shape ``(n,)``, cluster of each question; -1 is noise and left out.
+    group
+        Shape ``(n,)``, equal numbers for duplicates (see `duplicate_groups`); duplicates in one cluster are permuted as
+        one question. None: there are none.
+    resamples
+        Permutations, and bootstrap draws; at least 99.
+    seed
+        0 … 2**64 - 1.
+
+    Raises
+    ------
+    ValueError
+        For scores outside [0, 1], shapes that differ, no question in a cluster, or too few resamples.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> label = np.repeat(np.arange(20), 10)
+    >>> result = cluster_balance(np.tile([1, 1, 1, 0], 50), label)
+    >>> round(result.metrics["mean"].value, 2), result.metrics["spread"].latent
+    (0.75, 0.0)
+    """
+    _check(resamples)
+    units = _units(score, label, group)
+    sums = units.sums()
+    a = accuracies(units, sums)
+    values = _values(units, sums)
+    null: dict[str, list[Array]] = {name: [] for name in METRICS}
+    ranked, squares = [], []
+    for drawn in permuted(units, resamples, generator(seed, PERMUTE)):
+        for name, one in _values(units, drawn).items():
+            null[name].append(one)
+        dealt = accuracies(units, drawn)
+        squares.append(between_squares(units, dealt))
+        ranked.append(np.sort(dealt, axis=1).astype(np.float32))
+    whole = np.concatenate(ranked)
+    tail = [LEVEL / 2, 1 - LEVEL / 2]
+    bands = {name: _band(np.concatenate(one)) for name, one in null.items()}
+    return Balance(
+        n=int(units.size.sum()),
+        distinct=len(units),
+        names=units.names,
+        size=units.size,
+        accuracy=a[0],
+        interval=wilson(a[0], units.effective),
+        metrics=_described(units, sums, values, bands, resamples, seed),
+        homogeneity=_homogeneity(units, between_squares(units, a), np.concatenate(squares)),
+        logit=_finite(logit_spread(values["mean"][0], values["spread"][0])),
+        ranked_band=np.quantile(whole, tail, axis=0),
+        lorenz_band=np.quantile(lorenz_curves(whole), tail, axis=0),
+    )
+
+
+def compare_balance(
+    baseline: ArrayLike,
+    run: ArrayLike,
+    label: ArrayLike,
+    *,
+    group: ArrayLike | None = None,
+    resamples: int = 999,
+    seed: int = 0,
+) -> BalanceComparison:
+    """Compare two runs on the same questions: their two scores of a question are swapped at random.
+
+    Parameters
+    ----------
+    baseline, run
+        Shape ``(n,)``, scores of the same questions in the same order.
+    label, group, resamples, seed
+        As for `cluster_balance`.
+
+    Notes
+    -----
+    ``b20``, ``cv``, ``gini`` and ``gap`` move with the mean, so their verdicts are on these numbers, not on balance.
+    The verdict on balance is that of ``spread``. It needs p below 0.05 for the spread of accuracies and for that of
+    their log-odds, in the same direction: where two runs differ in the mean, equal spread on one scale is unequal on
+    the other, and either test alone then errs in up to a third of the cases (``python -m benchmarks balance-levels``).
+
+    Raises
+    ------
+    ValueError
+        As `cluster_balance`.
+    """
+    _check(resamples)
+    first, second = _units(baseline, label, group), _units(run, label, group)
+    if len(first) != len(second):
+        raise ValueError("baseline and run must score the same questions")
+    observed = {name: float(one[0]) for name, one in _differences(first, first.sums(), second, second.sums()).items()}
+    parts = [_differences(first, x, second, y) for x, y in swapped(first, second, resamples, generator(seed, SWAP))]
+    found = {
+        name: _difference(name, observed[name], np.concatenate([part[name] for part in parts])) for name in observed
+    }
+    logit = found.pop("logit")
+    found["spread"] = _on_both_scales(found["spread"], logit)
+    a, b = accuracies(first, first.sums())[0], accuracies(second, second.sums())[0]
+    return BalanceComparison(
+        n=int(first.size.sum()),
+        distinct=len(first),
+        names=first.names,
+        size=first.size,
+        baseline=a,
+        run=b,
+        metrics=found,
+        logit=logit,
+        cluster_p=_sign_tests(first, second),
+    )
+
+
+def _check(resamples: int) -> None:
+    if resamples < _FEWEST_RESAMPLES:
+        raise ValueError(f"resamples is {resamples}; expected at least {_FEWEST_RESAMPLES}, or p could not be small")
+
+
+def _units(score: ArrayLike, label: ArrayLike, group: ArrayLike | None) -> Units:
+    scores, labels = np.asarray(score, dtype=np.float64), np.asarray(label)
+    if scores.ndim != 1 or labels.shape != scores.shape or (group is not None and np.shape(group) != scores.shape):
+        raise ValueError(f"scores have shape {scores.shape}, labels {labels.shape}; expected one of each a question")
+    if not ((scores >= 0) & (scores <= 1)).all():
+        raise ValueError("scores must lie in [0, 1]")
+    units = Units.of(scores, labels, group)
+    if not len(units):
+        raise ValueError("no question is in a cluster")
+    return units
+
+
+def _values(units: Units, sums: Sums) -> dict[str, Array]:
+    return raw_metrics(accuracies(units, sums)) | {"spread": latent_spread(units, sums)}
+
+
+def _finite(value: ArrayLike) -> float | None:
+    number = float(np.asarray(value))
+    return number if np.isfinite(number) else None
+
+
+def _band(values: Array) -> Interval | None:
+    if np.isnan(values).any():
+        return None
+    low, high = np.quantile(values, [LEVEL / 2, 1 - LEVEL / 2])
+    return float(low), float(high)
+
+
+def _undefined(units: Units, name: str) -> str | None:
+    """Say why a metric has no value, or None if it has."""
+    if name in ("cv", "gini") and not units.score.any():
+        return "the mean is 0"
+    if name == "spread" and units.clusters < 2:
+        return "it needs at least two clusters"
+    if name == "spread" and len(units) == units.clusters:
+        return "every cluster holds one distinct question: noise and spread cannot be told apart"
+    return None
+
+
+def _described(
+    units: Units, sums: Sums, values: dict[str, Array], bands: dict[str, Interval | None], resamples: int, seed: int
+) -> dict[str, MetricBalance]:
+    """Put raw values, bands and latent values together."""
+    mean, spread = float(values["mean"][0]), float(values["spread"][0])
+    within = float(within_variance(units, sums)[0])
+    why = _undefined(units, "spread")
+    latent: dict[str, float | None] = dict.fromkeys(METRICS)
+    intervals: dict[str, Interval | None] = dict.fromkeys(METRICS)
+    if why is None:
+        latent = {name: _finite(one[0]) for name, one in raw_metrics(underlying(mean, spread, units.clusters)).items()}
+        latent["spread"] = spread
+        if not within > 0:
+            why = "no cluster has both right and wrong answers: the noise cannot be told"
+        else:
+            means, spreads = refitted(units, mean, spread, within, resamples, generator(seed, BOOTSTRAP))
+            drawn = raw_metrics(underlying(means, spreads, units.clusters))
+            intervals |= {name: _band(drawn[name]) for name in RAW}
+            intervals["spread"] = spread_interval(units)
+    described = {}
+    for name in METRICS:
+        value, reason = _finite(values[name][0]), _undefined(units, name)
+        if reason is None and (latent[name] is None or intervals[name] is None):
+            reason = f"no latent interval: {why}" if why else "no latent value: the mean is 0 in some draws"
+        described[name] = MetricBalance(value, bands[name], latent[name], intervals[name], reason)
+    return described
+
+
+def _homogeneity(units: Units, observed: Array, null: Array) -> Homogeneity:
+    """Pearson's χ² of equal proportions, ``Q / (Σ (v - v̄)²/U)``, by permutation."""
+    if units.clusters < 2:
+        return Homogeneity(None, None, "it needs at least two clusters")
+    if len(units) == units.clusters:
+        return Homogeneity(None, None, "every cluster holds one distinct question: any deal looks the same")
+    variance = float(units.score.var())
+    if variance == 0:
+        return Homogeneity(None, None, "all scores are alike")
+    at_least = int((null >= observed[0] * (1 - _TIE)).sum())
+    return Homogeneity(float(observed[0] / variance), (1 + at_least) / (1 + len(null)))
+
+
+def _differences(first: Units, x: Sums, second: Units, y: Sums) -> dict[str, Array]:
+    a, b = _values(first, x), _values(second, y)
+    differences = {name: b[name] - a[name] for name in METRICS}
+    differences["logit"] = logit_spread(b["mean"], b["spread"]) - logit_spread(a["mean"], a["spread"])
+    return differences
+
+
+def _difference(name: str, observed: float, null: Array) -> Difference:
+    """Judge one difference against its values under swapping, which are symmetric about 0."""
+    if np.isnan(observed):
+        return Difference(None, None, None, "undetermined", "the metric is undefined in one of the runs")
+    # A swap that leaves a metric undefined counts as extreme: it never helps a verdict.
+    size = np.sort(np.where(np.isnan(null), np.inf, np.abs(null)))
+    p = (1 + int((size >= abs(observed) - _TIE).sum())) / (1 + len(size))
+    # p < LEVEL exactly where |observed| is above this one of the sorted sizes.
+    half = float(size[len(size) - 1 - (int(np.ceil(LEVEL * (len(size) + 1))) - 2)])
+    significant = p < LEVEL
+    half = min(half, abs(observed)) if significant else max(half, abs(observed))
+    if not np.isfinite(half):
+        return Difference(observed, None, p, "undetermined", "too many swaps leave the metric undefined")
+    verdict = "undetermined"
+    if significant:
+        verdict = "better" if (observed < 0) == (name in LOWER or name == "logit") else "worse"
+    return Difference(observed, (observed - half, observed + half), p, verdict)
+
+
+def _on_both_scales(spread: Difference, logit: Difference) -> Difference:
+    """Keep a verdict on the spread of accuracies only if that of their log-odds agrees."""
+    if spread.verdict == "undetermined" or logit.verdict == spread.verdict:
+        return spread
+    seen = "is undefined" if logit.p is None else f"has p = {logit.p:.3g}"
+    reason = f"the spread of log-odds {seen} and does not agree: the difference may be that of the means"
+    return Difference(spread.difference, spread.interval, spread.p, "undetermined", reason)
+
+
+def _sign_tests(first: Units, second: Units) -> Array:
+    """Exact two-sided sign test of each cluster's units, p adjusted by Holm's method."""
+    from scipy.stats import binom
+
+    C = first.clusters
+    up = np.bincount(first.cluster, second.score > first.score, C)
+    down = np.bincount(first.cluster, second.score < first.score, C)
+    p = np.minimum(1.0, 2.0 * binom.cdf(np.minimum(up, down), up + down, 0.5))
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty(C)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate((C - np.arange(C)) * p[order]))
+    return adjusted

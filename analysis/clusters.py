@@ -1,0 +1,360 @@
+"""Clusters of questions: k-means whose labels are the same on every machine, given labels, and duplicates.
+
+scikit-learn's and faiss' k-means sum floating-point numbers in an order that depends on threads and processor, so that
+a question between two centres may fall to either. Here rows and centres are multiples of 2**-24: products, sums and
+distances are then exact in float64, in any order, whichever library computes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sdo.embeddings import Embeddings
+from sdo.errors import InputError
+from sdo.keys import exponentials, raw_keys
+
+NOISE = -1
+NEAR_DUPLICATE = 0.95  # cosine: at 0.93 GSM8K's questions share a pattern, at 0.95 they are the same question reworded
+
+_CLUSTERS = 11  # the use of sdo.keys' random numbers
+_ROUNDS = 512  # at most, in which the first centres are drawn
+_ROWS_TO_START = 32  # rows that the first centres are drawn from, per centre
+_COARSE = 2.0**28  # squared distances are at most 4: below 2**23 of them sum exactly
+_ITERATIONS = 100
+_ROWS_PER_CENTRE = 256  # rows that the centres are fitted on, per centre
+_BLOCK = 2**20  # float64 numbers in a block of distances: 8 MiB
+_GRID = 2.0**24
+
+
+@dataclass(frozen=True, eq=False)
+class Clustering:
+    """Labels of N rows.
+
+    Attributes
+    ----------
+    labels
+        Shape ``(N,)``, int64; -1 is noise: rows without a direction, or what a given labelling leaves out.
+    requested
+        Clusters asked for, or None for given labels.
+    iterations
+        Of Lloyd's algorithm; 0 for given labels.
+    notes
+        What is unusual, in words: fewer clusters than asked for, labels without members, rows left out.
+    """
+
+    labels: NDArray[np.int64]
+    requested: int | None
+    iterations: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Rows of each label, noise left out."""
+        names, counts = np.unique(self.labels[self.labels >= 0], return_counts=True)
+        return dict(zip(names.tolist(), counts.tolist(), strict=True))
+
+
+def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
+    """Cluster unit rows by k-means (Lloyd 1982), with the same labels on every machine and thread count.
+
+    Parameters
+    ----------
+    embeddings
+        N rows.
+    k
+        Clusters wanted.
+    seed
+        0 … 2**64 - 1; decides the first centres.
+
+    Returns
+    -------
+    Clustering
+        Labels 0 … in canonical order: the largest cluster first, ties by the first member.
+
+    Raises
+    ------
+    InputError
+        If k is below 1, above the number of rows, or no row has a direction.
+
+    Notes
+    -----
+    First centres are drawn by greedy k-means++ (Arthur and Vassilvitskii, SODA 2007) from at most 32·k distinct rows,
+    one by one up to k = 512, beyond that several at once. Centres are fitted on at most 256·k rows, chosen at random,
+    for at most 100 iterations; a centre that loses all its rows moves to the row farthest from its own. Centres are
+    rounded to multiples of 2**-24.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows = np.repeat(np.eye(3), [2, 4, 3], axis=0)
+    >>> cluster(Embeddings.from_array(rows), 3).labels.tolist()
+    [2, 2, 0, 0, 0, 0, 1, 1, 1]
+    """
+    if not 1 <= k <= len(embeddings):
+        raise InputError(f"{k} clusters of {len(embeddings)} rows; expected 1 to {len(embeddings)}")
+    valid = np.flatnonzero(embeddings.valid)
+    notes = []
+    if len(valid) < len(embeddings):
+        notes.append(f"{len(embeddings) - len(valid)} rows hold NaN or infinity or are zero: they count as noise")
+    if not len(valid):
+        raise InputError("no embedding row has a direction; expected finite, non-zero rows; mend: embed again")
+    keys = raw_keys(seed, _CLUSTERS, 0, len(embeddings))
+    fitted = np.sort(valid[np.argsort(keys[valid], kind="stable")[: _ROWS_PER_CENTRE * k]])
+    rows = embeddings.unit[fitted].astype(np.float64)
+    centres = _first_centres(rows, k, seed)
+    if len(centres) < k:
+        notes.append(f"there are {len(centres)} distinct rows: {len(centres)} clusters instead of {k}")
+    centres, iterations = _lloyd(rows, centres)
+    if iterations == _ITERATIONS:
+        notes.append(f"k-means stopped after {_ITERATIONS} iterations, before its labels had settled")
+    labels = np.full(len(embeddings), NOISE, dtype=np.int64)
+    labels[valid] = _nearest(embeddings.unit[valid], centres)[0]
+    found = len(np.unique(labels[valid]))
+    if found < len(centres):
+        notes.append(f"{len(centres) - found} clusters ended empty and were dropped")
+    return Clustering(canonical(labels), k, iterations, tuple(notes))
+
+
+def canonical(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number clusters anew: the largest first, ties by the first member; noise stays -1."""
+    names, first, inverse, counts = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
+    order = [i for i in np.lexsort((first, -counts)) if names[i] != NOISE]
+    number = np.full(len(names), NOISE, dtype=np.int64)
+    number[order] = np.arange(len(order))
+    return number[inverse.ravel()]
+
+
+def read_labels(path: str | os.PathLike[str]) -> Clustering:
+    """Read given clusters: a 1-D integer array in a ``.npy`` file, -1 for noise.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, holds something else, or no row is in a cluster.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"labels {file}: no such file; expected a .npy file with one integer a row; mend: numpy.save")
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise InputError(f"labels {file} is not a readable .npy file; expected one integer a row") from error
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+        came = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "an archive"
+        raise InputError(f"labels {file} hold {came}; expected a 1-D array of integers, -1 for noise")
+    return given_labels(array, f"labels {file}")
+
+
+def given_labels(labels: ArrayLike, what: str = "labels") -> Clustering:
+    """Take clusters as they are; labels keep their numbers.
+
+    Parameters
+    ----------
+    labels
+        Shape ``(N,)``, integers of at least -1.
+    what
+        Named in errors.
+
+    Raises
+    ------
+    InputError
+        If a label is below -1 or all are noise.
+    """
+    array = np.asarray(labels).astype(np.int64)
+    if array.size and array.min() < NOISE:
+        raise InputError(f"{what} hold {array.min()}; expected -1 (noise) or a cluster's number from 0")
+    inside = np.unique(array[array >= 0])
+    if not len(inside):
+        raise InputError(f"{what} put no row into a cluster; expected at least one label from 0 up")
+    missing = int(inside[-1]) + 1 - len(inside)
+    # Labels may be any numbers; gaps are worth a word only where they are the exception.
+    notes = (f"cluster numbers below {inside[-1]} without a member: {missing}",) if 0 < missing <= len(inside) else ()
+    return Clustering(array, None, 0, notes)
+
+
+def duplicate_groups(
+    labels: NDArray[np.int64],
+    *,
+    embeddings: Embeddings | None = None,
+    text_keys: NDArray[Any] | None = None,
+    threshold: float = NEAR_DUPLICATE,
+) -> NDArray[np.int64]:
+    """Group exact and near duplicates within clusters.
+
+    Parameters
+    ----------
+    labels
+        Shape ``(N,)``; rows of noise stay alone.
+    embeddings
+        N rows: those of one cluster whose cosine is at least `threshold` belong together, and so do their duplicates.
+    text_keys
+        Shape ``(N,)``, see `text_keys`: rows of one cluster with equal keys belong together.
+    threshold
+        Above 1 means exact duplicates only.
+
+    Returns
+    -------
+    ndarray
+        Shape ``(N,)``, int64: the first row of each row's group. Across clusters nothing is grouped: such duplicates
+        make clusters more alike, which no test mistakes for a difference.
+    """
+    parent = np.arange(len(labels))
+    if text_keys is not None:
+        _join_equal(parent, labels, text_keys)
+    if embeddings is not None:
+        _join_equal(parent, labels, _row_digests(embeddings))
+        if threshold <= 1:
+            _join_near(parent, labels, embeddings, threshold)
+    while True:
+        upper = parent[parent]
+        if np.array_equal(upper, parent):
+            return parent
+        parent = upper
+
+
+def _join_equal(parent: NDArray[np.int64], labels: NDArray[np.int64], keys: NDArray[Any]) -> None:
+    """Let each row point to the root of the first row of its cluster with the same key."""
+    order = np.lexsort((np.arange(len(labels)), keys, labels))
+    same = (labels[order][1:] == labels[order][:-1]) & (keys[order][1:] == keys[order][:-1]) & (labels[order][1:] >= 0)
+    for position in np.flatnonzero(same).tolist():
+        _unite(parent, int(order[position]), int(order[position + 1]))
+
+
+def _join_near(parent: NDArray[np.int64], labels: NDArray[np.int64], embeddings: Embeddings, threshold: float) -> None:
+    order = np.argsort(labels, kind="stable")
+    order = order[labels[order] >= 0]
+    for members in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        rows = embeddings.unit[members].astype(np.float64)
+        block = max(1, _BLOCK // max(1, len(members)))
+        for start in range(0, len(members), block):
+            # Exact, so that no machine sees another duplicate; squared norms are 1 but for rounding.
+            cosine = rows[start : start + block] @ rows.T
+            near, other = np.nonzero(cosine >= threshold)
+            for i, j in zip((near + start).tolist(), other.tolist(), strict=True):
+                if i < j:
+                    _unite(parent, int(members[i]), int(members[j]))
+
+
+def _unite(parent: NDArray[np.int64], one: int, other: int) -> None:
+    """Join two groups; the root of a group is its first row."""
+    while parent[one] != one:
+        one = int(parent[one])
+    while parent[other] != other:
+        other = int(parent[other])
+    parent[max(one, other)] = min(one, other)
+
+
+def text_keys(texts: Iterable[str]) -> NDArray[Any]:
+    """Return a 16-byte key of each text, the same for texts that agree but for case and white space."""
+    return _digests(" ".join(text.casefold().split()).encode("utf-8", "surrogatepass") for text in texts)
+
+
+def _digests(keys: Iterable[bytes]) -> NDArray[Any]:
+    return np.frombuffer(b"".join(hashlib.blake2b(key, digest_size=16).digest() for key in keys), dtype="S16")
+
+
+def _row_digests(embeddings: Embeddings) -> NDArray[Any]:
+    rows = embeddings.unit + np.float32(0)  # -0.0 becomes 0.0
+    digests = _digests(row.tobytes() for row in rows).copy()
+    alone = np.flatnonzero(~embeddings.valid)
+    digests[alone] = [f"row {i}".encode() for i in alone]
+    return digests
+
+
+def _first_centres(rows: NDArray[np.float64], k: int, seed: int) -> NDArray[np.float64]:
+    """Draw k of the distinct rows, or all if there are fewer.
+
+    Of a handful of rows drawn with probability proportional to the squared distance to the centres so far, the one that
+    leaves the least distance becomes a centre. Successive weighted draws without replacement are the smallest of
+    exponential variates divided by their weights.
+    """
+    distinct = np.unique(_digests(row.tobytes() for row in rows), return_index=True)[1]
+    candidates = rows[np.sort(distinct)[: max(k, _ROWS_TO_START * k)]]
+    if len(candidates) <= k:
+        return candidates
+    own = np.einsum("ij,ij->i", candidates, candidates)
+    waiting = exponentials(raw_keys(seed, _CLUSTERS, 1, len(candidates)))
+    chosen = [int(waiting.argmin())]
+    squared = _squared(candidates, own, np.array(chosen))[:, 0]
+    at_once, trials = -(-k // _ROUNDS), 2 + (k - 1).bit_length()
+    turn = 1
+    while len(chosen) < k:
+        turn += 1
+        wanted = min(at_once, k - len(chosen))
+        waiting = exponentials(raw_keys(seed, _CLUSTERS, turn, len(candidates)))
+        free = np.flatnonzero(squared > 0)
+        drawn = free[np.argsort(waiting[free] / squared[free], kind="stable")[: trials * wanted]]
+        left = np.zeros(len(drawn))
+        block = max(1, _BLOCK // len(drawn))
+        for start in range(0, len(candidates), block):
+            part = slice(start, start + block)
+            away = np.minimum(squared[part, None], _squared(candidates[part], own[part], drawn, candidates))
+            # On a coarse grid sums are exact, so that every machine finds the same least one.
+            left += np.rint(away * _COARSE).sum(axis=0)
+        groups = np.array_split(np.arange(len(drawn)), wanted)
+        winners = drawn[[group[left[group].argmin()] for group in groups]]
+        chosen += winners.tolist()
+        for start in range(0, len(candidates), block):
+            part = slice(start, start + block)
+            away = _squared(candidates[part], own[part], winners, candidates)
+            squared[part] = np.minimum(squared[part], away.min(axis=1))
+    return np.asarray(candidates[np.sort(chosen)])
+
+
+def _squared(
+    rows: NDArray[np.float64],
+    own: NDArray[np.float64],
+    others: NDArray[np.int64],
+    table: NDArray[np.float64] | None = None,
+) -> NDArray[np.float64]:
+    """Exact squared distances between rows, of squared length `own`, and the rows `others` of the table."""
+    centres = (rows if table is None else table)[others]
+    away = own[:, None] - 2.0 * (rows @ centres.T) + np.einsum("ij,ij->i", centres, centres)
+    return np.asarray(away)
+
+
+def _nearest(rows: NDArray[Any], centres: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the nearest centre of each row, ties to the lower, and the squared distance to it; all exact."""
+    label = np.empty(len(rows), dtype=np.int64)
+    squared = np.empty(len(rows))
+    length = np.einsum("ij,ij->i", centres, centres)
+    block = max(1, _BLOCK // max(len(centres), rows.shape[1]))
+    for start in range(0, len(rows), block):
+        part = rows[start : start + block].astype(np.float64)
+        away = length - 2.0 * (part @ centres.T)
+        best = away.argmin(axis=1)
+        label[start : start + block] = best
+        own = np.einsum("ij,ij->i", part, part)
+        squared[start : start + block] = own + away[np.arange(len(part)), best]
+    return label, squared
+
+
+def _lloyd(rows: NDArray[np.float64], centres: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    """Move centres to the means of their rows until no label changes; centres, and how often they moved."""
+    before = np.full(len(rows), NOISE)
+    for iteration in range(_ITERATIONS):
+        label, squared = _nearest(rows, centres)
+        counts = np.bincount(label, minlength=len(centres))
+        empty = np.flatnonzero(counts == 0)
+        if len(empty):
+            far = np.argsort(-squared, kind="stable")[: len(empty)]
+            label[far] = empty
+            counts = np.bincount(label, minlength=len(centres))
+        if np.array_equal(label, before):
+            return centres, iteration
+        before = label
+        order = np.argsort(label, kind="stable")
+        there = np.flatnonzero(counts)
+        # Sums of multiples of 2**-24 are exact below 2**29 rows, in any order.
+        sums = np.add.reduceat(rows[order], np.searchsorted(label[order], there), axis=0)
+        centres = centres.copy()
+        centres[there] = np.rint(sums / counts[there, None] * _GRID) / _GRID
+    return centres, _ITERATIONS

@@ -1,0 +1,223 @@
+import csv
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from analysis import Predictions, read_predictions
+from sdo.embeddings import Embeddings
+from sdo.errors import InputError
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def harness(doc_id, under="strict-match", **metrics):
+    row = {"doc_id": doc_id, "doc": {"q": "x"}, "target": "1", "arguments": {}, "resps": [["1"]]}
+    row |= {"filtered_resps": ["1"], "filter": under, "metrics": list(metrics), "doc_hash": "h", **metrics}
+    return row
+
+
+def evaluations(run, rows):
+    folder = run.path / "evaluations"
+    folder.mkdir(exist_ok=True)
+    schema = pa.schema(
+        [("step", pa.int64()), ("name", pa.string()), ("sample_id", pa.int64()), ("score", pa.float64())]
+    )
+    names = schema.names
+    pq.write_table(
+        pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema=schema),
+        folder / "part-00000000-00000000.parquet",
+    )
+    return run.path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_reads_all_three_formats_alike(tmp_path, kind):
+    rows = [{"sample_id": 7, "correct": 1}, {"sample_id": 2, "correct": 0}, {"sample_id": 11, "correct": 0.25}]
+    path = tmp_path / f"some.run.{kind}"
+    if kind == "jsonl":
+        jsonl(path, rows)
+    elif kind == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["correct", "sample_id", "more"])
+            writer.writeheader()
+            writer.writerows({**row, "more": "a, b"} for row in rows)
+    else:
+        pq.write_table(pa.Table.from_pylist([{**row, "correct": float(row["correct"])} for row in rows]), path)
+    got = read_predictions(path)
+    assert got.name == "some.run"
+    assert got.ids.tolist() == [7, 2, 11]
+    assert got.ids.dtype == np.int64
+    assert got.score.tolist() == [1, 0, 0.25]
+    assert not got.by_position
+    assert got.notes == ()
+    assert len(got) == 3
+    assert read_predictions(path, name="mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("value", "score"),
+    [(True, 1), (False, 0), (1, 1), (0.5, 0.5), ("true", 1), ("False", 0), (" 1 ", 1), ("0.75", 0.75)],
+)
+def test_words_for_scores(tmp_path, value, score):
+    path = jsonl(tmp_path / "a.jsonl", [{"sample_id": "x", "correct": value}])
+    got = read_predictions(path)
+    assert got.score.tolist() == [score]
+    assert got.ids.tolist() == ["x"]
+
+
+def test_whole_floats_are_ids_and_strings_in_csv_stay_strings(tmp_path):
+    assert read_predictions(jsonl(tmp_path / "a.jsonl", [{"sample_id": 3.0, "correct": 1}])).ids.tolist() == [3]
+    (tmp_path / "b.csv").write_text("sample_id,correct\n007,1\n8,0\n")
+    assert read_predictions(tmp_path / "b.csv").ids.tolist() == ["007", "8"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"sample_id": 1, "correct": 1.5},
+            r"line 2: correct is 1.5; expected 0, 1, true, false or a score in \[0, 1\]",
+        ),
+        ({"sample_id": 1, "correct": -1}, "line 2: correct is -1"),
+        ({"sample_id": 1, "correct": float("nan")}, "line 2: correct is nan"),
+        ({"sample_id": 1, "correct": None}, "line 2: correct is missing"),
+        ({"sample_id": 1, "correct": ""}, "line 2: correct is missing"),
+        ({"sample_id": 1, "correct": "yes"}, "line 2: correct is 'yes'"),
+        ({"sample_id": 1, "correct": [1]}, r"line 2: correct is \[1\]"),
+        ({"sample_id": None, "correct": 1}, "line 2: sample_id is missing"),
+        ({"sample_id": float("nan"), "correct": 1}, "line 2: sample_id is missing"),
+        ({"sample_id": True, "correct": 1}, "line 2: sample_id is True"),
+        ({"sample_id": 1.5, "correct": 1}, "line 2: sample_id is 1.5"),
+        ({"correct": 1}, "line 2: no column 'sample_id'; columns there: 'correct'"),
+        ({"sample_id": 1, "is_correct": 1}, "line 2: no column 'correct'; columns there: 'sample_id', 'is_correct'"),
+        ({"sample_id": 0, "correct": 1}, "1 sample ids come more than once: 0; expected each question once; mend"),
+        ({"sample_id": "a", "correct": 1}, "mix integers and strings"),
+    ],
+)
+def test_refuses_a_wrong_row_by_its_line(tmp_path, row, message):
+    path = jsonl(tmp_path / "a.jsonl", [{"sample_id": 0, "correct": 1}, row])
+    with pytest.raises(InputError, match=message):
+        read_predictions(path)
+
+
+def test_refuses_what_is_no_file_of_predictions(tmp_path):
+    with pytest.raises(InputError, match="no such file or folder"):
+        read_predictions(tmp_path / "missing.jsonl")
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(InputError, match=r"ends in \.txt; expected a \.jsonl"):
+        read_predictions(tmp_path / "a.txt")
+    for name in ("empty.jsonl", "empty.csv"):
+        (tmp_path / name).write_text("")
+        with pytest.raises(InputError, match="holds no rows"):
+            read_predictions(tmp_path / name)
+    pq.write_table(pa.table({"sample_id": [1], "score": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="no column 'correct'"):
+        read_predictions(tmp_path / "a.parquet")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="no readable Parquet"):
+        read_predictions(tmp_path / "broken.parquet")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"no run\.json"):
+        read_predictions(tmp_path / "folder")
+
+
+def test_sample_log_of_the_harness(tmp_path):
+    rows = [
+        harness(i, under, exact_match=float(i == (under == "strict-match")))
+        for i in (0, 1, 2)
+        for under in ("strict-match", "flexible-extract")
+    ]
+    path = jsonl(tmp_path / "samples_gsm8k_2026-11-29T12-00-00.000000.jsonl", rows)
+    got = read_predictions(path)
+    assert got.ids.tolist() == [0, 1, 2]
+    assert got.score.tolist() == [0, 1, 0]
+    assert got.by_position
+    assert "metric exact_match, filter strict-match; also there: filter flexible-extract" in got.notes[0]
+    assert read_predictions(path, filter="flexible-extract").score.tolist() == [1, 0, 0]
+    with pytest.raises(InputError, match="no filter 'none'; filters there: strict-match, flexible-extract"):
+        read_predictions(path, filter="none")
+    with pytest.raises(InputError, match="no metric 'acc'; metrics in \\[0, 1\\] there: exact_match; mend: --metric"):
+        read_predictions(path, metric="acc")
+
+
+def test_metric_of_the_harness(tmp_path):
+    several = jsonl(tmp_path / "a.jsonl", [harness(3, perplexity=12.0, acc_norm=0.0, acc=1.0, f1=[1, 0])])
+    assert read_predictions(several).score.tolist() == [1]
+    assert "metric acc, filter strict-match; also there: acc_norm" in read_predictions(several).notes[0]
+    assert read_predictions(several, metric="acc_norm").score.tolist() == [0]
+    with pytest.raises(InputError, match=r"perplexity is 12\.0"):
+        read_predictions(several, metric="perplexity")
+    # Logs of before the keys `filter` and `metrics`.
+    old = {"doc_id": 0, "doc": {}, "target": 1, "arguments": [], "resps": [], "filtered_resps": [], "acc": 0.0}
+    assert read_predictions(jsonl(tmp_path / "old.jsonl", [old])).score.tolist() == [0]
+    nothing = jsonl(tmp_path / "none.jsonl", [harness(0, bleu=31.0)])
+    with pytest.raises(InputError, match="there: none"):
+        read_predictions(nothing)
+
+
+def test_run_folder(make_run):
+    run = make_run()
+    path = evaluations(
+        run,
+        [
+            *((4, "loss", i, 2.5) for i in range(3)),
+            *((4, "correct", i, 0.0) for i in range(3)),
+            *((9, "correct", i, float(i == 1)) for i in range(3)),
+            *((9, "judge", i, 0.5) for i in range(3)),
+        ],
+    )
+    got = read_predictions(path)
+    assert got.name == "run"
+    assert got.score.tolist() == [0, 1, 0]
+    assert got.by_position
+    assert got.notes == ("run: run folder, evaluation correct, step 9 of 2 evaluated",)
+    assert read_predictions(path, step=4).score.tolist() == [0, 0, 0]
+    assert read_predictions(path, evaluation="judge").score.tolist() == [0.5, 0.5, 0.5]
+    with pytest.raises(InputError, match=r"correct was not evaluated at step 5; the last steps are 4, 9; mend: --step"):
+        read_predictions(path, step=5)
+    with pytest.raises(
+        InputError, match=r"no evaluation 'x'; there: correct, loss, judge \(with all .*: correct, judge\)"
+    ):
+        read_predictions(path, evaluation="x")
+    with pytest.raises(InputError, match=r"score is 2\.5"):
+        read_predictions(path, evaluation="loss")
+
+
+def test_run_folder_without_an_evaluation_that_fits(make_run):
+    run = make_run()
+    with pytest.raises(InputError, match=r"logged no evaluations; mend: recorder\.log_evaluation"):
+        read_predictions(run.path)
+    evaluations(run, [(0, "a", 0, 1.0), (0, "b", 0, 0.0)])
+    with pytest.raises(InputError, match="which evaluation is meant is open; there: a, b"):
+        read_predictions(run.path)
+    part = evaluations(run, [(0, "a", 0, 1.0)]) / "evaluations" / "part-00000000-00000000.parquet"
+    assert read_predictions(run.path).score.tolist() == [1]
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(InputError, match="cut off in writing"):
+        read_predictions(run.path)
+
+
+def predictions(ids, **options):
+    return Predictions("run", np.array(ids), np.zeros(len(ids)), **options)
+
+
+def test_rows_by_number():
+    assert predictions([2, 0]).rows(3).tolist() == [2, 0]
+    with pytest.raises(InputError, match=r"sample id 3 of run \(and 1 others\) is unknown: .* expected 0 to 2"):
+        predictions([2, 3, -1]).rows(3)
+    with pytest.raises(InputError, match="are strings such as 'a'"):
+        predictions(["a", "b"]).rows(3)
+
+
+def test_rows_by_key():
+    embeddings = Embeddings.from_array(np.eye(3), ids=["a", "b", "c"])
+    assert predictions(["c", "a"]).rows(3, embeddings).tolist() == [2, 0]
+    assert predictions([1, 0], by_position=True).rows(3, embeddings).tolist() == [1, 0]
+    with pytest.raises(InputError, match=r"'d'.*is not among the 3 ids"):
+        predictions(["d"]).rows(3, embeddings)
