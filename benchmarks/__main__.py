@@ -1,16 +1,22 @@
-"""Run the quick benchmarks, or those named on the command line: ``python -m benchmarks [plan] [walk] [sketch]``."""
+"""Run the quick benchmarks, or those named on the command line: ``python -m benchmarks [plan] [walk] [sketch] …``."""
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import plan_speed, sketch_error
+from benchmarks import locality_levels, locality_speed, plan_speed, sketch_error
 
-BENCHMARKS = {"plan": plan_speed.first_plan, "walk": plan_speed.million_walk, "sketch": sketch_error.main}
+BENCHMARKS = {
+    "plan": plan_speed.first_plan,
+    "walk": plan_speed.million_walk,
+    "sketch": sketch_error.main,
+    "locality": locality_speed.main,
+    "levels": locality_levels.main,
+}
 
 
 def main() -> None:
-    """Run them one after the other; each prints ratios to something measured in the same run."""
+    """Run them one after the other; each prints ratios to something measured in the same run, or shares."""
     names = sys.argv[1:] or list(BENCHMARKS)
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:

@@ -14,7 +14,7 @@ from sdo.locality import walk
 _SEED = 617
 
 
-def _clustered(n: int, d: int, clusters: int) -> np.ndarray:
+def clustered(n: int, d: int, clusters: int) -> np.ndarray:
     """Rows around cluster centres whose sizes fall off like Zipf's law, as topics of real corpora do."""
     rng = np.random.default_rng(_SEED)
     weight = 1.0 / np.arange(1, clusters + 1)
@@ -25,7 +25,7 @@ def _clustered(n: int, d: int, clusters: int) -> np.ndarray:
 
 def first_plan(n: int = 6796, d: int = 2560) -> None:
     """Time the first epoch's plan and later ones at the paper's size."""
-    embeddings = Embeddings.from_array(_clustered(n, d, 200))
+    embeddings = Embeddings.from_array(clustered(n, d, 200))
     product = min(_timed(lambda: embeddings.unit @ embeddings.unit.T) for _ in range(3))
     plan = SDO(embeddings, seed=_SEED).plan(8)
     times = [_timed(lambda e=e: plan.epoch(e)) for e in range(5)]
