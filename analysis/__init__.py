@@ -21,6 +21,8 @@ from analysis.coherence import (
 )
 from analysis.drawing import save
 from analysis.estimates import Estimate, Spread, describe
+from analysis.exposure import Exposure, gini, plan_exposure, run_exposure
+from analysis.exposure_plots import coverage_curves, exposure_histogram, seed_differences
 from analysis.gram import (
     conflict_share,
     gradient_confusion,
@@ -30,11 +32,25 @@ from analysis.gram import (
     m_coherence,
     noise_scale,
 )
+from analysis.locality_plots import locality_cloud, locality_series
+from analysis.locality_study import RunLocality, SignalLocality, run_locality
 from analysis.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
 from analysis.predictions import Predictions, read_predictions
+from analysis.redraw_tests import Association
 from analysis.runs import GradientRows, Run
+from analysis.sample_pairs import (
+    SamplePairs,
+    Slope,
+    all_pairs,
+    binned_pairs,
+    mantel_test,
+    pair_slope,
+    pairs_within_steps,
+)
+from analysis.seeds import PairedComparison, Pairing, SeedComparison, compare_paired, compare_seeds, pair_runs
 
 __all__ = [
+    "Association",
     "Balance",
     "BalanceComparison",
     "BalanceSummary",
@@ -43,39 +59,64 @@ __all__ = [
     "CoherenceBlocks",
     "Difference",
     "Estimate",
+    "Exposure",
     "GradientRows",
     "Homogeneity",
     "MetricBalance",
+    "PairedComparison",
+    "Pairing",
     "Predictions",
     "Prompts",
     "Run",
+    "RunLocality",
+    "SamplePairs",
+    "SeedComparison",
+    "SignalLocality",
+    "Slope",
     "Spread",
     "StepSummary",
+    "all_pairs",
     "batch_coherence",
     "batch_coherence_series",
+    "binned_pairs",
     "cluster",
     "cluster_balance",
     "cluster_sizes",
     "coherence_heat_maps",
     "compare_balance",
+    "compare_paired",
+    "compare_seeds",
     "conflict_share",
+    "coverage_curves",
     "describe",
     "dumbbell",
     "duplicate_groups",
+    "exposure_histogram",
+    "gini",
     "given_labels",
     "gradient_confusion",
     "gradient_diversity",
     "gram_matrix",
     "gram_measures",
     "heat_map",
+    "locality_cloud",
+    "locality_series",
     "lorenz",
     "m_coherence",
+    "mantel_test",
     "mean_pairwise_cosine",
     "noise_scale",
+    "pair_runs",
+    "pair_slope",
+    "pairs_within_steps",
+    "plan_exposure",
     "ranked_clusters",
     "read_labels",
     "read_predictions",
+    "run_exposure",
+    "run_locality",
     "save",
+    "seed_differences",
     "shared_limit",
     "step_coherence",
     "step_coherence_blocks",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ import numpy as np
 from analysis.coherence import BatchCoherence, StepSummary, batch_coherence, mean_pairwise_cosine
 from analysis.estimates import Estimate, describe
 from analysis.gram import gram_matrix, gram_measures
+from analysis.redraw import find_embeddings
 from analysis.runs import GradientRows, Run
-from sdo.embeddings import Embeddings
 from sdo.errors import InputError
 
 _BETWEEN = {"sample": "samples", "micro_batch": "micro-batches"}
@@ -44,19 +43,10 @@ def recorder_share(run: Run) -> Estimate:
 
 def within_batch_embedding_cosine(run: Run) -> Estimate:
     """Return the mean over steps of the mean pairwise cosine of the embeddings in a batch; `count` is steps."""
-    noted = run.info.get("embeddings") or {}
-    if not noted.get("path"):
-        return Estimate.undefined("the run notes no embeddings file")
-    candidates = [Path(noted["path"]), run.path / noted["path"]]
-    file = next((path for path in candidates if path.is_file()), None)
-    if file is None:
-        return Estimate.undefined(f"the embeddings file {noted['path']} is not there")
     try:
-        embeddings = Embeddings.read(file)
+        embeddings = find_embeddings(run)
     except InputError as error:
         return Estimate.undefined(str(error))
-    if noted.get("fingerprint") not in (None, embeddings.fingerprint):
-        return Estimate.undefined(f"{file} has changed since the run: its fingerprint differs")
     batches = [np.array(ids or [], dtype=np.int64) for ids in run.steps().column("sample_ids").to_pylist()]
     if any(np.any((ids < 0) | (ids >= len(embeddings))) for ids in batches):
         return Estimate.undefined("sample ids of the run are no rows of the embeddings")

@@ -13,7 +13,7 @@ from sdo.locality import walk
 _SEED = 617
 
 
-def _clustered(n: int, d: int, clusters: int) -> np.ndarray:
+def clustered(n: int, d: int, clusters: int) -> np.ndarray:
     """Rows around cluster centres whose sizes fall off like Zipf's law, as topics of real corpora do."""
     rng = np.random.default_rng(_SEED)
     weight = 1.0 / np.arange(1, clusters + 1)
@@ -27,7 +27,7 @@ def first_plan(n: int = 6796, d: int = 2560, rounds: int = 3) -> None:
 
     A product is ``a @ b.T``; of a matrix with itself numpy computes one half and mirrors it. Both are printed.
     """
-    embeddings = Embeddings.from_array(_clustered(n, d, 200))
+    embeddings = Embeddings.from_array(clustered(n, d, 200))
     unit, other = embeddings.unit, embeddings.unit.copy()
     later: list[float] = []
 

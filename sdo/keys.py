@@ -14,6 +14,7 @@ ORDER = 1  # order of the anchors, and of a uniform permutation
 RANDOM_NEIGHBORS = 2  # the control that replaces neighbours by random members
 HOT_DRAW = 3  # inverse-exposure draw from the hot samples
 CENTROIDS = 4  # rows that k-means starts from and trains on, when neighbours are approximate
+REDRAW = 5  # seeds of the plans that a recorded one is compared with
 
 MAX_SEED = 2**64 - 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -217,18 +219,42 @@ class Uniform:
         return _UniformPlan(self, batch_size, rows)
 
 
+@dataclass
+class _Graphs:
+    """What does not depend on the seed, so that plans drawn anew share it.
+
+    Attributes
+    ----------
+    lists
+        Each sample's nearest samples, or None until they are needed.
+    whole
+        Shape ``(n, k)``, the graph over all samples.
+    """
+
+    lists: CandidateLists | None = None
+    whole: NDArray[np.int64] | None = None
+
+
 class _SDOPlan(Plan):
     """Epochs of the walk. Works on positions 0 … n-1 among ``ids``; keys are drawn by sample id."""
 
-    def __init__(self, organizer: SDO, batch_size: int, rows: NDArray[np.int64] | None) -> None:
+    def __init__(
+        self, organizer: SDO, batch_size: int, rows: NDArray[np.int64] | None, graphs: _Graphs | None = None
+    ) -> None:
         super().__init__(organizer, batch_size, rows)
         self._sdo = organizer
         whole = len(self.ids) == organizer.n_samples
         self._unit = organizer.embeddings.unit if whole else organizer.embeddings.unit[self.ids]
         self._valid = organizer.embeddings.valid if whole else organizer.embeddings.valid[self.ids]
         self._pool = np.arange(len(self.ids))
-        self._lists: CandidateLists | None = None
-        self._static: NDArray[np.int64] | None = None
+        self._graphs = _Graphs() if graphs is None else graphs
+
+    def redraw(self, seed: int) -> Plan:
+        """Return the plan of another seed; candidate lists and the first epoch's graph are shared."""
+        _check_whole("seed", seed, 0, MAX_SEED)
+        other = copy.copy(self._sdo)
+        other.seed = int(seed)
+        return _SDOPlan(other, self.batch_size, self.ids, self._graphs)
 
     def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
         pool = self._pool
@@ -288,18 +314,21 @@ class _SDOPlan(Plan):
             draws = raw_keys(sdo.seed, RANDOM_NEIGHBORS, epoch, sdo.n_samples * k)
             keys = draws.reshape(sdo.n_samples, k)[self.ids[pool]]
             return pool[distinct_positions(keys, np.arange(len(pool)), len(pool))]
-        if self._lists is None:
-            self._lists = CandidateLists.build(self._unit, self._valid, sdo.k)
-        if sdo.graph == "dynamic":
-            k = self._lowered(int(self._valid[pool].sum()) - 1, "usable pool members")
-            return self._lists.graph(pool, k)
-        if self._static is None:
-            everyone = np.arange(len(self.ids))
-            k = self._lowered(int(self._valid.sum()) - 1, "usable samples")
-            self._static = self._lists.graph(everyone, k)
+        if self._graphs.lists is None:
+            self._graphs.lists = CandidateLists.build(self._unit, self._valid, sdo.k)
+        lists = self._graphs.lists
+        if sdo.graph == "dynamic" and len(pool) < len(self.ids):
+            return lists.graph(pool, self._lowered(int(self._valid[pool].sum()) - 1, "usable pool members"))
+        whole = self._graphs.whole
+        if whole is None:
+            what = "usable pool members" if sdo.graph == "dynamic" else "usable samples"
+            k = self._lowered(int(self._valid.sum()) - 1, what)
+            whole = self._graphs.whole = lists.graph(np.arange(len(self.ids)), k)
+        if len(pool) == len(self.ids):
+            return whole
         inside = np.zeros(len(self.ids) + 1, dtype=np.bool_)
         inside[pool] = True
-        cut, _ = cut_to_members(self._static[pool].astype(np.int32), inside, self._static.shape[1])
+        cut, _ = cut_to_members(whole[pool].astype(np.int32), inside, whole.shape[1])
         return cut
 
     def _lowered(self, others: int, what: str) -> int:
@@ -319,6 +348,13 @@ class _UniformPlan(Plan):
         super().__init__(organizer, batch_size, rows)
         self._uniform = organizer
         self._carried = np.empty(0, dtype=np.int64)
+
+    def redraw(self, seed: int) -> Plan:
+        """Return the plan of another seed."""
+        _check_whole("seed", seed, 0, MAX_SEED)
+        other = copy.copy(self._uniform)
+        other.seed = int(seed)
+        return _UniformPlan(other, self.batch_size, self.ids)
 
     def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
         everyone = np.arange(len(self.ids))

@@ -93,6 +93,21 @@ class Plan(ABC):
     def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
         """Make the next epoch from the ledger before it."""
 
+    @abstractmethod
+    def redraw(self, seed: int) -> Plan:
+        """Return the plan that the same options and samples give with another seed.
+
+        Parameters
+        ----------
+        seed
+            0 to 2**64 - 1.
+
+        Raises
+        ------
+        InputError
+            If the seed is out of range.
+        """
+
     def epoch(self, epoch: int) -> EpochPlan:
         """Return one organizer epoch, making those before it where they were not asked for yet.
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdo.cli.outputs import aligned, check_out_folder
 from sdo.errors import InputError
 from sdo.files import write_atomically
 
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         one.check()
         for signal in signals:
             one.kinds(signal)
-    _check_out(args.out, overwrite=args.overwrite)
+    check_out_folder(args.out, overwrite=args.overwrite)
     args.out.mkdir(parents=True, exist_ok=True)
     report = _Report(args.out, dict(zip(names, runs, strict=True)), signals, args.smooth)
     report.write()
@@ -123,13 +124,6 @@ def _signals(runs: list[Run], wanted: str | None) -> list[str]:
         held = "; ".join(f"{one.path}: {', '.join(one.signals) or 'none'}" for one in runs)
         raise InputError(f"the runs have no signal in common ({held})")
     return common
-
-
-def _check_out(out: Path, *, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; expected a folder")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise InputError(f"--out {out} holds files; choose another folder or add --overwrite")
 
 
 class _Report:
@@ -287,13 +281,4 @@ def _table(entries: list[dict[str, Any]]) -> str:
             error = number((values["sketch_check"] or {}).get("rmse"), "{:.4f}")
             alike = number(entry.get("within_batch_embedding_cosine"))
             lines.append([entry["name"], signal, *counts, *coherence, number(batch.get("mean")), share, error, alike])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADINGS))]
-    # Texts to the left, numbers to the right.
-    aligned = [
-        [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in aligned)
+    return aligned(lines, texts=2)

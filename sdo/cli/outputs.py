@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from sdo.errors import InputError
@@ -65,3 +66,34 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}; mend: choose another --out") from error
     if not os.access(folder, os.W_OK):
         raise InputError(f"cannot write into {folder}; expected a folder of yours; mend: choose another --out")
+
+
+def check_out_folder(out: Path, *, overwrite: bool) -> None:
+    """Refuse a folder for results that is a file or holds files.
+
+    Parameters
+    ----------
+    out
+        The folder; it need not exist.
+    overwrite
+        Whether it may hold files.
+
+    Raises
+    ------
+    InputError
+        In one line, with the remedy.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; expected a folder")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise InputError(f"--out {out} holds files; choose another folder or add --overwrite")
+
+
+def aligned(lines: Sequence[Sequence[str]], *, texts: int = 1) -> str:
+    """Return a table of equally long lines: the first `texts` columns to the left, numbers to the right."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    cells = [
+        [cell.ljust(w) if i < texts else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+        for line in lines
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in cells)

@@ -124,6 +124,29 @@ def write_training(path, *, steps=60, samples=40, batch=4, k=16, pull=1.0, seed=
     return writer
 
 
+def write_planned(path, plan, *, steps, effect=0.0, k=12, seed=0, sample_every=2, embeddings_path=None, **info):
+    """Write a run that trained the first batches of a plan; gradients follow embeddings with strength `effect`."""
+    rng = np.random.default_rng(seed)
+    embeddings = plan.organizer.embeddings
+    described = {"organizer": {**plan.describe(), "fingerprint": plan.fingerprint}}
+    described["embeddings"] = {"path": str(embeddings_path or embeddings.path), "fingerprint": embeddings.fingerprint}
+    writer = RunWriter(Path(path), {"hidden": k}).info(**{**described, "seeds": {"seed": seed}, **info})
+    turn = rng.normal(size=(embeddings.dim, k))
+    batches = plan.batches(0, steps)
+    writer.steps(0, steps - 1, batches)
+    rows = []
+    for step, batch in enumerate(batches):
+        each = effect * embeddings.unit[batch] @ turn + rng.normal(size=(len(batch), k))
+        ids = batch.tolist()
+        rows.append({"step": step, "kind": "step", "sample_ids": ids, "sketch": each.mean(axis=0)})
+        if step % sample_every == 0:
+            rows += [
+                {"step": step, "kind": "sample", "sample_ids": [i], "sketch": g} for i, g in zip(ids, each, strict=True)
+            ]
+    writer.gradients("hidden", rows, 0, steps - 1)
+    return writer
+
+
 @pytest.fixture
 def make_run(tmp_path):
     """Return a function that starts a run folder below tmp_path."""
@@ -134,3 +157,9 @@ def make_run(tmp_path):
 def make_training(tmp_path):
     """Return a function that writes a whole synthetic run below tmp_path."""
     return lambda name="run", **options: write_training(tmp_path / name, **options)
+
+
+@pytest.fixture
+def make_planned(tmp_path):
+    """Return a function that writes a run of a plan below tmp_path."""
+    return lambda name, plan, **options: write_planned(tmp_path / name, plan, **options)

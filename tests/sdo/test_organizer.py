@@ -245,3 +245,31 @@ def test_gsm8k_epochs_have_the_reference_lengths(gsm8k):
     np.testing.assert_allclose(steps, [1901, 1081, 1356], rtol=0.02)
     assert plan.epoch(0).exposure.mean() == pytest.approx(2.24, abs=0.02)
     assert plan.batch(0).tolist() == plan.epoch(0).batches[0].tolist()
+
+
+@given(st.integers(0, 2**32), options, st.integers(0, 2**64 - 1), st.booleans())
+def test_a_plan_drawn_anew_is_that_of_the_other_seed(seed, chosen, other, uniform):
+    matrix = embeddings(seed, 23, duplicates=True)
+    rows = np.arange(1, 22)
+
+    def organizer(seed):
+        return Uniform(matrix, seed=seed) if uniform else SDO(matrix, **{**chosen, "seed": seed})
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="k = ")
+        plan = organizer(chosen["seed"]).plan(4, rows=rows)
+        before = plan.batches(0, 5)
+        redrawn = plan.redraw(other)
+        expected = organizer(other).plan(4, rows=rows)
+        assert redrawn.batches(0, 30).tolist() == expected.batches(0, 30).tolist()
+        assert redrawn.fingerprint == expected.fingerprint
+        assert plan.organizer.seed == chosen["seed"]
+        assert plan.batches(0, 30)[:5].tolist() == before.tolist()
+        assert plan.batches(0, 30).tolist() == organizer(chosen["seed"]).plan(4, rows=rows).batches(0, 30).tolist()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True])
+@pytest.mark.parametrize("maker", [SDO, Uniform])
+def test_a_wrong_seed_to_draw_anew_is_refused(maker, seed):
+    with pytest.raises(InputError, match="seed is"):
+        maker(embeddings(0, 8)).plan(2).redraw(seed)

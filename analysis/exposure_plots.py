@@ -1,0 +1,125 @@
+"""Pictures of exposure and of several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from analysis.drawing import COLOURS, figure_of, message, plain_text
+from analysis.exposure import Exposure
+from analysis.seeds import SeedComparison
+
+_BARS = 40  # beyond, counts are drawn as a line
+
+
+def exposure_histogram(
+    exposures: Mapping[str, Exposure], *, title: str = "", ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """Draw how many samples were seen 0, 1, 2, … times.
+
+    Parameters
+    ----------
+    exposures
+        Name to exposure; several stand side by side as shares of their samples.
+    title
+        Drawn as it is.
+    ax
+        Axes to draw into; a new figure by default.
+
+    Returns
+    -------
+    figure, axes
+    """
+    figure, axes = figure_of(ax, (6.4, 4.0))
+    axes.set_title(plain_text(title, 100), fontsize="medium")
+    if not exposures:
+        message(axes, "no exposures to show")
+        return figure, axes
+    width = 0.8 / len(exposures)
+    longest = max(int(one.times.max()) for one in exposures.values())
+    for position, (name, one) in enumerate(exposures.items()):
+        share = np.bincount(one.times, minlength=longest + 1) / len(one.times)
+        index = one.gini()
+        label = f"{plain_text(name)}: mean {one.times.mean():.2f}, Gini "
+        label += "undefined" if index.value is None else f"{index.value:.3f}"
+        colour = COLOURS[position % len(COLOURS)]
+        if longest < _BARS:
+            place = np.arange(longest + 1) + (position - (len(exposures) - 1) / 2) * width
+            axes.bar(place, share, width, color=colour, label=f" {label}")
+        else:
+            axes.plot(np.arange(longest + 1), share, color=colour, drawstyle="steps-mid", label=f" {label}")
+    axes.set_xlabel("times a sample was seen")
+    axes.set_ylabel("share of samples")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    return figure, axes
+
+
+def coverage_curves(
+    exposures: Mapping[str, Exposure], *, title: str = "", ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """Draw the share of samples seen at least once over the steps; parameters as in `exposure_histogram`."""
+    figure, axes = figure_of(ax, (6.4, 4.0))
+    axes.set_title(plain_text(title, 100), fontsize="medium")
+    if not exposures:
+        message(axes, "no exposures to show")
+        return figure, axes
+    for position, (name, one) in enumerate(exposures.items()):
+        style = ("-", "--", ":")[position // len(COLOURS) % 3]
+        label = f" {plain_text(name)}: {one.coverage[-1]:.1%} after {len(one.step)} steps"
+        axes.plot(one.step + 1, one.coverage, style, color=COLOURS[position % len(COLOURS)], linewidth=1.8, label=label)
+    axes.set_ylim(0.0, 1.02)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("steps done")
+    axes.set_ylabel("samples seen at least once")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    return figure, axes
+
+
+def seed_differences(comparison: SeedComparison, *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
+    """Draw the paired differences over the checkpoints: a dot a pair, their mean with its 95 % t interval.
+
+    Parameters
+    ----------
+    comparison
+        One measure.
+    title
+        Drawn as it is.
+    ax
+        Axes to draw into; a new figure by default.
+
+    Returns
+    -------
+    figure, axes
+    """
+    figure, axes = figure_of(ax, (6.4, 4.0))
+    axes.set_title(plain_text(title, 100), fontsize="medium")
+    difference = comparison.against - comparison.baseline
+    steps = np.array(comparison.steps)
+    for pair in difference.T:
+        axes.plot(steps, pair, ".", color="#444444", markersize=7, markeredgewidth=0, zorder=3)
+    mean = np.array([one.mean for one in comparison.comparisons])
+    known = np.array([one.low is not None for one in comparison.comparisons])
+    reach = np.array([0.0 if one.high is None else one.high - one.mean for one in comparison.comparisons])
+    axes.plot(steps, mean, color=COLOURS[1], linewidth=1.6)
+    axes.errorbar(
+        steps[known], mean[known], reach[known], fmt="o", color=COLOURS[1], capsize=3, markersize=4,
+        label=f"mean of {difference.shape[1]} pairs, 95 % t interval",
+    )  # fmt: skip
+    axes.axhline(0.0, color="#555555", linewidth=0.8, zorder=0)
+    axes.set_xlabel("steps done")
+    axes.set_ylabel(f"{plain_text(comparison.measure)}:\nagainst minus baseline")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    return figure, axes

@@ -1,0 +1,138 @@
+"""Pictures of locality: clouds with their binned mean, and the two series over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean
+from analysis.locality_study import Cloud
+
+_POINTS = 400  # up to here points are drawn one by one
+_TRIMMED = 0.001  # share of the cloud outside the picture at each side
+
+
+def locality_cloud(
+    cloud: Cloud | None,
+    *,
+    title: str = "",
+    x_label: str = "embedding cosine",
+    y_label: str = "gradient cosine",
+    interval: str = "95 % interval",
+    note: str = "",
+    ax: Axes | None = None,
+) -> tuple[Figure, Axes]:
+    """Draw gradient cosine over embedding cosine: hexagons by density, and the mean in bins.
+
+    Parameters
+    ----------
+    cloud
+        Points and binned mean; None draws `note` as the reason.
+    title, x_label, y_label
+        Drawn as they are.
+    interval
+        What the interval of the binned mean is, for the legend.
+    note
+        A second line under the title.
+    ax
+        Axes to draw into; a new figure by default.
+
+    Returns
+    -------
+    figure, axes
+    """
+    figure, axes = figure_of(ax, (5.6, 4.8))
+    heading = plain_text(title, 90)
+    if cloud is None or len(cloud.x) == 0:
+        axes.set_title(heading, fontsize="medium")
+        message(axes, _folded(plain_text(note, 300) or "nothing to compare"))
+        return figure, axes
+    axes.set_title(f"{heading}\n{plain_text(note, 110)}" if note else heading, fontsize="medium")
+    x, y, binned = cloud.x, cloud.y, cloud.binned
+    if len(x) > _POINTS:
+        sides = [tuple(np.quantile(values, [_TRIMMED, 1 - _TRIMMED])) for values in (x, y)]
+        inside = (x >= sides[0][0]) & (x <= sides[0][1]) & (y >= sides[1][0]) & (y <= sides[1][1])
+        cells = axes.hexbin(x[inside], y[inside], gridsize=38, bins="log", cmap="Blues", linewidths=0, mincnt=1)
+        figure.colorbar(cells, ax=axes, label="pairs in the hexagon", shrink=0.8, aspect=25)
+    else:
+        axes.plot(x, y, ".", color=COLOURS[0], alpha=0.55, markersize=6, markeredgewidth=0, label=f"{len(x)} points")
+    known = np.isfinite(binned.low)
+    if known.any():
+        axes.fill_between(
+            binned.x, binned.low, binned.high, where=known.tolist(), color=COLOURS[5], alpha=0.35, linewidth=0,
+            label=interval,
+        )  # fmt: skip
+    axes.plot(binned.x, binned.y, "o-", color=COLOURS[1], markersize=4, linewidth=1.6, label="mean in bins")
+    axes.set_xlabel(plain_text(x_label, 90))
+    axes.set_ylabel(plain_text(y_label, 90))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), frameon=False, fontsize="small", ncols=3)
+    return figure, axes
+
+
+def locality_series(
+    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    *,
+    window: int | None = None,
+    title: str = "",
+    ax: Sequence[Axes] | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """Draw several quantities over the same steps, one below the other: a dot a step, a running mean as a line.
+
+    Parameters
+    ----------
+    series
+        Axis label to (T,) steps and (T,) values; NaN are left out.
+    window
+        Values in the centred running mean; by default a twentieth of them, 3 at least.
+    title
+        Drawn as it is.
+    ax
+        One axes for each series; a new figure by default.
+
+    Returns
+    -------
+    figure, list of axes
+    """
+    if not series:
+        raise ValueError("no series to draw")
+    if ax is None:
+        figure = Figure(figsize=(8.0, 0.6 + 2.2 * len(series)), layout="compressed")
+        axes = list(figure.subplots(len(series), 1, sharex=True, squeeze=False).ravel())
+    else:
+        axes = list(ax)
+        figure = root_figure(axes[0])
+    axes[0].set_title(plain_text(title, 100), fontsize="medium")
+    for position, (place, (label, (steps, values))) in enumerate(zip(axes, series.items(), strict=True)):
+        step, value = np.asarray(steps), np.asarray(values, dtype=np.float64)
+        known = np.isfinite(value)
+        place.set_ylabel(plain_text(label, 60), fontsize="small")
+        if not known.any():
+            message(place, "no step with a value")
+            continue
+        _dots_and_mean(place, step[known], value[known], window, COLOURS[position % len(COLOURS)])
+    axes[-1].set_xlabel("step")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    return figure, axes
+
+
+def _dots_and_mean(axes: Axes, step: NDArray[Any], value: NDArray[np.float64], window: int | None, colour: str) -> None:
+    wide = min(len(value), max(3, len(value) // 20) if window is None else window)
+    size = 9 if len(value) <= 50 else 5
+    axes.plot(step, value, ".", color=colour, alpha=0.45, markersize=size, markeredgewidth=0)
+    axes.plot(step, running_mean(value, wide), color=colour, linewidth=1.8, label=f"mean over {wide} of {len(value)}")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="best", frameon=False, fontsize="small")
+
+
+def _folded(text: str, width: int = 44) -> str:
+    import textwrap
+
+    return "\n".join(textwrap.wrap(text, width))

@@ -1,0 +1,259 @@
+"""The plan of a recorded run, and the same plan from other seeds: what tests of locality compare a run with.
+
+A run's batches are one draw of its organizer. Under the hypothesis that gradients do not follow embeddings, another
+draw would have done as well: the gradients stay, the plan is drawn anew, the statistic is computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from analysis.runs import Run
+from sdo import SDO, Embeddings, Uniform
+from sdo.errors import InputError
+from sdo.keys import REDRAW, raw_keys
+from sdo.plan import Plan, describe_difference
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """What a test needs to know of T batches of one plan.
+
+    Parameters
+    ----------
+    step
+        (T,) int64, ascending.
+    organizer_epoch
+        (T,) int64.
+    cosine
+        (T,) float64, l_t, mean pairwise embedding cosine of the batch; NaN where fewer than two of its samples have a
+        direction.
+    centroid
+        (T, d) float32, unit vectors: the direction of the batch's mean embedding; zero where there is none.
+    exposure
+        (T, 2) float64: mean over the batch of u and of log(1 + u), u how often a sample was trained before.
+    sharing
+        Two (P,) int64 arrays, positions t < s of the pairs of steps that have a sample in common.
+    """
+
+    step: NDArray[np.int64]
+    organizer_epoch: NDArray[np.int64]
+    cosine: NDArray[np.float64]
+    centroid: NDArray[np.float32]
+    exposure: NDArray[np.float64]
+    sharing: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @classmethod
+    def of(
+        cls, batches: NDArray[np.int64], epoch: NDArray[np.int64], steps: NDArray[np.int64], embeddings: Embeddings
+    ) -> Draw:
+        """Describe the batches of some steps.
+
+        Parameters
+        ----------
+        batches
+            (S, B) rows of the embeddings, distinct within a batch, from step 0 on.
+        epoch
+            (S,) organizer epoch of each step.
+        steps
+            (T,) ascending steps below S, those whose gradients are there.
+        embeddings
+            The N rows.
+        """
+        B = batches.shape[1]
+        seen = _seen_before(batches)
+        chosen = batches[steps]
+        T = len(steps)
+        used, place = np.unique(chosen, return_inverse=True)
+        incidence = sp.csr_array((np.ones(T * B), place.ravel(), np.arange(0, T * B + 1, B)), shape=(T, len(used)))
+        unit = embeddings.unit[used].astype(np.float64)
+        total = np.asarray(incidence @ unit)
+        square = np.einsum("ij,ij->i", total, total)
+        count = embeddings.valid[chosen].sum(axis=1)
+        own = np.asarray(incidence @ np.einsum("ij,ij->i", unit, unit))
+        cosine = np.full(T, np.nan)
+        np.divide(square - own, count * (count - 1), out=cosine, where=count > 1)
+        length = np.sqrt(square)
+        length[length < 1e-9] = np.inf  # embeddings that cancel leave rounding, which has no direction
+        return cls(
+            step=np.asarray(steps, dtype=np.int64),
+            organizer_epoch=np.asarray(epoch, dtype=np.int64)[steps],
+            cosine=cosine,
+            centroid=(total / length[:, None]).astype(np.float32),
+            exposure=np.stack([seen[steps].mean(axis=1), np.log1p(seen[steps]).mean(axis=1)], axis=1),
+            sharing=_sharing(chosen),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Redraws:
+    """A run's plan, and the same from other seeds.
+
+    Parameters
+    ----------
+    plan
+        The plan whose batches the run trained.
+    embeddings
+        Its embeddings.
+    """
+
+    plan: Plan
+    embeddings: Embeddings
+
+    def draws(self, number: int, steps: Sequence[NDArray[np.int64]]) -> list[Draw]:
+        """Return one draw of the plan, described at several choices of steps.
+
+        Parameters
+        ----------
+        number
+            -1 for the draw that the run trained; 0, 1, … for re-draws, which are the same for equal plans on every
+            machine.
+        steps
+            Ascending steps, (T,) each; equal arrays are described once.
+        """
+        plan = self.plan
+        if number >= 0:
+            own = plan.organizer.options["seed"]
+            seeds = raw_keys(own, REDRAW, number, 2).tolist()
+            plan = plan.redraw(seeds[0] if seeds[0] != own else seeds[1])
+        stop = max(int(one[-1]) for one in steps) + 1
+        batches = plan.batches(0, stop)
+        epochs: list[NDArray[np.int64]] = []
+        while sum(map(len, epochs)) < stop:
+            epochs.append(np.full(plan.epoch(len(epochs)).steps, len(epochs)))
+        epoch = np.concatenate(epochs)[:stop]
+        known: dict[bytes, Draw] = {}
+        for one in steps:
+            if one.tobytes() not in known:
+                known[one.tobytes()] = Draw.of(batches, epoch, one, self.embeddings)
+        return [known[one.tobytes()] for one in steps]
+
+
+def find_embeddings(run: Run, given: Path | None = None) -> Embeddings:
+    """Return the embeddings of a run.
+
+    Parameters
+    ----------
+    run
+        The run folder.
+    given
+        Where they are now, if no longer where run.json says.
+
+    Raises
+    ------
+    InputError
+        The run notes none, the file is missing or unreadable, or it is not the matrix that the run used.
+    """
+    noted = run.info.get("embeddings") or {}
+    file = given
+    if file is None:
+        path = noted.get("path")
+        if not path:
+            raise InputError("the run notes no embeddings file")
+        file = next((one for one in (Path(path), run.path / path) if one.is_file()), None)
+        if file is None:
+            raise InputError(f"the embeddings file {path} is not there; mend: --embeddings E.npy")
+    embeddings = Embeddings.read(file)
+    if noted.get("fingerprint") not in (None, embeddings.fingerprint):
+        raise InputError(f"{file} is not the matrix that the run used, or has changed since: its fingerprint differs")
+    return embeddings
+
+
+def recorded_batches(run: Run) -> tuple[NDArray[np.int64], list[NDArray[np.int64]], NDArray[np.int64]]:
+    """Return the recorded steps (S,), the sample ids of each, and the organizer epoch (S,), -1 where there is none."""
+    table = run.steps()
+    ids = [np.array(row or [], dtype=np.int64) for row in table.column("sample_ids").to_pylist()]
+    epoch = [-1 if value is None else value for value in table.column("organizer_epoch").to_pylist()]
+    return (
+        np.array(table.column("step").to_pylist(), dtype=np.int64),
+        ids,
+        np.array(epoch, dtype=np.int64),
+    )
+
+
+def recorded_plan(run: Run, embeddings: Embeddings) -> Plan:
+    """Return the plan that a run trained, made again from run.json and checked against the recorded batches.
+
+    Parameters
+    ----------
+    run
+        The run folder.
+    embeddings
+        The run's, see `find_embeddings`.
+
+    Raises
+    ------
+    InputError
+        The run had no organizer, or its plan cannot be made again: other samples, another version of the plan, or
+        batches that are not the plan's.
+    """
+    noted = run.info.get("organizer")
+    if not noted:
+        raise InputError("the run had no organizer, so that its plan cannot be drawn anew")
+    try:
+        options, size, count = dict(noted["options"]), noted["batch_size"], noted["n_samples"]
+        maker: Any = {"sdo": SDO, "uniform": Uniform}[noted["name"]]
+        organizer = maker(embeddings, **options)
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"the organizer {noted.get('name')!r} of {run.path} is not known to this version: {error}"
+        ) from error
+    rows = np.arange(count)
+    if _digest(rows) != noted.get("samples"):
+        rows = np.unique(np.array(run.exposure().column("sample_id").to_pylist(), dtype=np.int64))
+    plan = cast("Plan", organizer.plan(size, rows=rows))
+    described = plan.describe()
+    compared = {name: value for name, value in noted.items() if name in described}
+    difference = describe_difference(compared, described)
+    if difference:
+        raise InputError(f"the plan of {run.path} cannot be made again: {difference}")
+    steps, batches, _ = recorded_batches(run)
+    for step, ids in zip(steps.tolist(), batches, strict=True):
+        if len(ids) and not np.array_equal(np.sort(ids), np.sort(plan.batch(step))):
+            raise InputError(f"{run.path}: step {step} did not train the batch that its plan gives")
+    return plan
+
+
+def _digest(ids: NDArray[np.int64]) -> str:
+    return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
+
+
+def _seen_before(batches: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each place (S, B) how often its sample stands in earlier steps."""
+    flat = batches.ravel()
+    order = np.argsort(flat, kind="stable")
+    ordered = flat[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    sizes = np.diff(np.append(starts, len(flat)))
+    seen = np.empty(len(flat), dtype=np.int64)
+    seen[order] = np.arange(len(flat)) - np.repeat(starts, sizes)
+    return seen.reshape(batches.shape)
+
+
+def _sharing(batches: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the pairs t < s of batches (T, B) that have a sample in common, each once."""
+    T, B = batches.shape
+    order = np.argsort(batches.ravel(), kind="stable")
+    ids, step = batches.ravel()[order], order // B
+    found = []
+    # A sample that stands in n batches makes pairs at distances 1 to n - 1 in the sorted list.
+    distance = 1
+    while True:
+        same = np.flatnonzero(ids[:-distance] == ids[distance:]) if distance < len(ids) else np.zeros(0, dtype=np.int64)
+        if not len(same):
+            break
+        found.append(step[same] * T + step[same + distance])
+        distance += 1
+    pairs = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+    return pairs // T, pairs % T

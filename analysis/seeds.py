@@ -1,0 +1,245 @@
+"""Several seeds: what a difference between two kinds of run is worth, checkpoint by checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from analysis.runs import Run
+from sdo.errors import InputError
+
+FEW_PAIRS = 6  # below, no sign-flip p can reach 0.05
+_EXACT_PAIRS = 16  # up to here all 2^n flips are counted
+_FLIPS = 9_999
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """n paired differences, `against` minus `baseline`.
+
+    Parameters
+    ----------
+    n
+        Pairs.
+    mean
+        Of the differences.
+    low, high
+        95 % interval of the mean, by Student's t.
+    t, p
+        Paired t-test, two-sided, n - 1 degrees of freedom.
+    cohens_d_paired
+        Mean over standard deviation (ddof 1) of the differences: d_z, not the d of two independent groups.
+    sign_flip_p, smallest_sign_flip_p
+        Two-sided sign-flip test of the mean, and the smallest p that n pairs can reach.
+    reason
+        Why numbers are None: all differences are equal.
+    """
+
+    n: int
+    mean: float
+    low: float | None
+    high: float | None
+    t: float | None
+    p: float | None
+    cohens_d_paired: float | None
+    sign_flip_p: float
+    smallest_sign_flip_p: float
+    reason: str | None = None
+
+
+def compare_paired(baseline: ArrayLike, against: ArrayLike) -> PairedComparison:
+    """Compare n paired values.
+
+    Parameters
+    ----------
+    baseline, against
+        (n,) finite values, the i-th of each a pair.
+
+    Raises
+    ------
+    ValueError
+        n is below 2, the lengths differ, or a value is not finite.
+
+    Notes
+    -----
+    Paired t-test: Student, Biometrika 6 (1908). d_z: Cohen, Statistical Power Analysis, 1988, 2.3.5. Sign flips:
+    Fisher, The Design of Experiments, 1935, 21; exact up to 16 pairs, else 9,999 random flips of seed 0 and the
+    observed one.
+
+    Examples
+    --------
+    >>> one = compare_paired([1.0, 2.0, 3.0], [1.5, 2.25, 3.75])
+    >>> one.mean, one.cohens_d_paired, one.sign_flip_p
+    (0.5, 2.0, 0.25)
+    """
+    first, second = np.asarray(baseline, dtype=np.float64), np.asarray(against, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise ValueError(f"shapes {first.shape} and {second.shape}; expected n values each")
+    if len(first) < 2:
+        raise ValueError(f"{len(first)} pairs; one seed gives no verdict, two are the least")
+    difference = second - first
+    if not np.isfinite(difference).all():
+        raise ValueError("a value is not finite")
+    n = len(difference)
+    mean, deviation = float(difference.mean()), float(difference.std(ddof=1))
+    flips, least = sign_flip_p(difference), smallest_sign_flip_p(n)
+    # Equal differences leave rounding behind.
+    if deviation <= 1e-12 * float(np.abs(first).max() + np.abs(second).max()):
+        reason = "all differences are equal"
+        return PairedComparison(n, mean, None, None, None, None, None, flips, least, reason)
+    error = deviation / np.sqrt(n)
+    reach = float(stats.t.ppf(0.975, n - 1)) * error
+    t = mean / error
+    p = float(2 * stats.t.sf(abs(t), n - 1))
+    return PairedComparison(n, mean, mean - reach, mean + reach, float(t), p, mean / deviation, flips, least)
+
+
+def sign_flip_p(difference: ArrayLike) -> float:
+    """Return the two-sided p of the mean of (n,) differences when each sign could as well be the other."""
+    d = np.asarray(difference, dtype=np.float64)
+    n = len(d)
+    # Sums of other orders of addition differ by rounding: as far counts as farther.
+    limit = abs(d.sum()) - 1e-9 * np.abs(d).sum()
+    if n <= _EXACT_PAIRS:
+        signs = np.array(list(product((1.0, -1.0), repeat=n - 1)))
+        # The mirror image of a flip is as far: half of them will do.
+        sums = np.abs(d[0] + (signs @ d[1:] if n > 1 else np.zeros(1)))
+        return float((sums >= limit).mean())
+    rng = np.random.default_rng(0)
+    signs = rng.integers(0, 2, (_FLIPS, n), dtype=np.int8) * 2.0 - 1.0
+    return (1 + int((np.abs(signs @ d) >= limit).sum())) / (_FLIPS + 1)
+
+
+def smallest_sign_flip_p(n: int) -> float:
+    """Return the smallest two-sided p that n pairs can reach: 2 / 2^n, or that of the random flips."""
+    return 2.0 / 2.0**n if n <= _EXACT_PAIRS else 1.0 / (_FLIPS + 1)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which run is compared with which, and how that was found: by their seeds, or by their order."""
+
+    baseline: tuple[Run, ...]
+    against: tuple[Run, ...]
+    by: str
+
+
+def pair_runs(baseline: Sequence[Run], against: Sequence[Run]) -> Pairing:
+    """Pair runs by the seed in run.json where both sides have the same seeds, each once; else by their order.
+
+    Raises
+    ------
+    InputError
+        Different numbers of runs that seeds do not pair, or fewer than two pairs.
+    """
+    seeds = [[(run.info.get("seeds") or {}).get("seed") for run in side] for side in (baseline, against)]
+    known = all(None not in side and len(set(side)) == len(side) for side in seeds)
+    if known and set(seeds[0]) == set(seeds[1]):
+        order = [seeds[1].index(seed) for seed in seeds[0]]
+        paired = Pairing(tuple(baseline), tuple(against[i] for i in order), "seed")
+    elif len(baseline) != len(against):
+        raise InputError(
+            f"{len(baseline)} baseline runs and {len(against)} others; expected as many of each, pair by pair"
+        )
+    else:
+        paired = Pairing(tuple(baseline), tuple(against), "order")
+    if len(paired.baseline) < 2:
+        raise InputError(
+            "one run of each kind; expected at least two, trained with different seeds: one seed gives no verdict"
+        )
+    return paired
+
+
+def scores_of(run: Run) -> dict[str, dict[int, dict[int, float]]]:
+    """Return a run's evaluations: measure -> step -> sample id -> score; scores that are null are left out."""
+    table = run.evaluations()
+    found: dict[str, dict[int, dict[int, float]]] = {}
+    columns = (table.column(name).to_pylist() for name in ("name", "step", "sample_id", "score"))
+    for name, step, sample, score in zip(*columns, strict=True):
+        if score is not None and np.isfinite(score):
+            found.setdefault(name, {}).setdefault(step, {})[sample] = score
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class SeedComparison:
+    """Paired comparisons of one measure by step.
+
+    Parameters
+    ----------
+    measure
+        Name of the evaluation.
+    steps
+        Number of updates the models had had.
+    baseline, against
+        (steps, n) float64, mean scores of the runs, pair by pair.
+    comparisons
+        One a step.
+    notes
+        What a reader should know: checkpoints that not all runs have, different samples.
+    """
+
+    measure: str
+    steps: tuple[int, ...]
+    baseline: NDArray[np.float64]
+    against: NDArray[np.float64]
+    comparisons: tuple[PairedComparison, ...]
+    notes: tuple[str, ...]
+
+
+def compare_seeds(pairing: Pairing) -> list[SeedComparison]:
+    """Compare the evaluations of paired runs at each checkpoint that all of them have.
+
+    Raises
+    ------
+    InputError
+        The runs have no measure and step in common.
+    """
+    sides = [[scores_of(run) for run in side] for side in (pairing.baseline, pairing.against)]
+    runs = [one for side in sides for one in side]
+    results = []
+    for measure in sorted(set.intersection(*(set(one) for one in runs))):
+        notes = []
+        common = sorted(set.intersection(*(set(one[measure]) for one in runs)))
+        dropped = sorted(set.union(*(set(one[measure]) for one in runs)) - set(common))
+        if dropped:
+            notes.append(f"{measure}: steps {', '.join(map(str, dropped))} are not in all runs and are left out")
+        steps, values = [], []
+        for step in common:
+            each = [one[measure][step] for one in runs]
+            samples = set.intersection(*map(set, each))
+            every = set.union(*map(set, each))
+            if len(samples) < len(every):
+                notes.append(
+                    f"{measure}, step {step}: {len(samples)} of {len(every)} samples were scored in all runs; only "
+                    "these are compared"
+                )
+            if samples:
+                steps.append(step)
+                order = sorted(samples)
+                values.append([float(np.mean([scores[sample] for sample in order])) for scores in each])
+        if steps:
+            table = np.array(values)
+            n = len(pairing.baseline)
+            results.append(
+                SeedComparison(
+                    measure=measure,
+                    steps=tuple(steps),
+                    baseline=table[:, :n],
+                    against=table[:, n:],
+                    comparisons=tuple(compare_paired(row[:n], row[n:]) for row in table),
+                    notes=tuple(notes),
+                )
+            )
+    if not results:
+        held = "; ".join(f"{run.path}: {', '.join(scores_of(run)) or 'none'}" for run in pairing.baseline[:1])
+        raise InputError(
+            f"the runs have no evaluation in common, by name and step ({held}, …); mend: train with an eval_dataset, "
+            "or log scores by recorder.log_evaluation"
+        )
+    return results

@@ -1,0 +1,146 @@
+"""``sdo compare``: two kinds of run over several seeds, checkpoint by checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdo.cli.coherence import file_names, unique_names
+from sdo.cli.outputs import aligned, check_out_folder, make_folder
+from sdo.files import write_atomically
+
+if TYPE_CHECKING:
+    from analysis import Pairing, SeedComparison
+
+_HEADINGS = (
+    *("measure", "step", "n", "baseline", "against", "difference", "95 % interval"),
+    *("t", "p (paired t)", "d (paired)", "p (sign flip)", "least possible"),
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the parser of ``sdo``."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="runs of several seeds -> paired tests at each checkpoint",
+        description="Compare the evaluations of two kinds of run (held-out loss, correctness, whatever was logged): at "
+        "each step that all runs have, a paired t-test, Cohen's d of the paired differences, and a sign-flip test with "
+        "the smallest p that it can reach. Runs are paired by the seed in run.json, else by their order. Prints a "
+        "table; with --out writes compare.json and a picture of each measure.",
+        epilog="example: sdo compare --baseline runs/uniform-1 runs/uniform-2 --against runs/sdo-1 runs/sdo-2 "
+        "--out compare",
+    )
+    parser.add_argument("--baseline", metavar="RUN", nargs="+", type=Path, required=True, help="run folders")
+    parser.add_argument("--against", metavar="RUN", nargs="+", type=Path, required=True, help="run folders")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results (default: print only)")
+    parser.add_argument("--overwrite", action="store_true", help="write into a folder that holds files")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print and write.
+
+    Returns
+    -------
+    int
+        0; every failure is an :class:`InputError`.
+    """
+    from analysis import Run, compare_seeds, pair_runs
+
+    unique_names([*args.baseline, *args.against])
+    baseline, against = ([Run.open(path) for path in side] for side in (args.baseline, args.against))
+    for one in (*baseline, *against):
+        one.check()
+    pairing = pair_runs(baseline, against)
+    found = compare_seeds(pairing)
+    if args.out is not None:
+        check_out_folder(args.out, overwrite=args.overwrite)
+        make_folder(args.out)
+    notes = _notes(pairing, found)
+    print(_table(found))
+    for note in notes:
+        print(f"note: {note}")
+    if args.out is not None:
+        _write(args.out, pairing, found, notes)
+    return 0
+
+
+def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
+    from analysis.seeds import FEW_PAIRS
+
+    notes = [note for one in found for note in one.notes]
+    n = len(pairing.baseline)
+    if pairing.by == "seed":
+        seeds = ", ".join(str(run.info["seeds"]["seed"]) for run in pairing.baseline)
+        notes.append(f"runs are paired by their seeds: {seeds}")
+    else:
+        pairs = ", ".join(f"{a.path} with {b.path}" for a, b in zip(pairing.baseline, pairing.against, strict=True))
+        notes.append(f"the seeds in run.json do not pair the runs; paired by order: {pairs}")
+    if n < FEW_PAIRS:
+        least = found[0].comparisons[0].smallest_sign_flip_p
+        notes.append(
+            f"{n} pairs are few: no sign-flip p can be below {least:.3g}, and the t-test leans on normal differences; "
+            f"{FEW_PAIRS} pairs are the least that can reach 0.05"
+        )
+    tests = sum(len(one.comparisons) for one in found)
+    if tests > 1:
+        notes.append(f"{tests} comparisons were made; p-values are of each one alone")
+    return notes
+
+
+def _write(out: Path, pairing: Pairing, found: list[SeedComparison], notes: list[str]) -> None:
+    from analysis import save, seed_differences
+
+    measures = []
+    safe = file_names([one.measure for one in found])
+    pictures = []
+    for one in found:
+        steps = [
+            {
+                "step": step,
+                "baseline": one.baseline[i].tolist(),
+                "against": one.against[i].tolist(),
+                **asdict(one.comparisons[i]),
+            }
+            for i, step in enumerate(one.steps)
+        ]
+        measures.append({"measure": one.measure, "checkpoints": steps})
+        picture = f"compare-{safe[one.measure]}.png"
+        save(seed_differences(one, title=f"{one.measure}: against minus baseline")[0], out / picture)
+        pictures.append(picture)
+    content = {
+        "format": "sdo-compare",
+        "format_version": 1,
+        "paired_by": pairing.by,
+        "pairs": [
+            {"baseline": str(a.path), "against": str(b.path)}
+            for a, b in zip(pairing.baseline, pairing.against, strict=True)
+        ],
+        "notes": notes,
+        "measures": measures,
+    }
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_atomically({out / "compare.json": lambda file: file.write_text(text, encoding="utf-8")})
+    print(f"written to {out}: {', '.join(['compare.json', *pictures])}")
+
+
+def _table(found: list[SeedComparison]) -> str:
+    def number(value: float | None, pattern: str) -> str:
+        return "-" if value is None else pattern.format(value)
+
+    lines = [list(_HEADINGS)]
+    for one in found:
+        for i, (step, c) in enumerate(zip(one.steps, one.comparisons, strict=True)):
+            interval = "-" if c.low is None else f"{c.low:+.4f} to {c.high:+.4f}"
+            lines.append(
+                [
+                    *(one.measure, str(step), str(c.n)),
+                    *(f"{values[i].mean():.4f}" for values in (one.baseline, one.against)),
+                    *(f"{c.mean:+.4f}", interval, number(c.t, "{:+.2f}"), number(c.p, "{:.3g}")),
+                    *(number(c.cohens_d_paired, "{:+.2f}"), f"{c.sign_flip_p:.3g}", f"{c.smallest_sign_flip_p:.3g}"),
+                ]
+            )
+    return aligned(lines)

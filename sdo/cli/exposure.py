@@ -1,0 +1,121 @@
+"""``sdo exposure``: how often each sample is seen, how unequally, and how soon all were."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdo.cli.coherence import unique_names
+from sdo.cli.outputs import aligned, check_out_folder, make_folder
+from sdo.files import write_atomically
+
+if TYPE_CHECKING:
+    from analysis import Exposure
+
+_HEADINGS = (
+    *("name", "counted", "steps", "samples", "never", "min", "mean", "max", "Gini"),
+    *("coverage", "half seen at", "90 % seen at"),
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the parser of ``sdo``."""
+    parser = subparsers.add_parser(
+        "exposure",
+        help="run folders or plans -> how often samples are seen",
+        description="Count how often each sample was trained in a run, or is planned in a plan of sdo plan: "
+        "histogram, Gini index, coverage over the steps, pool sizes. Prints a table; with --out writes exposure.json "
+        "and pictures (exposure.png, coverage.png).",
+        epilog="example: sdo exposure runs/uniform runs/sdo PLAN.parquet --out exposure",
+    )
+    parser.add_argument("sources", metavar="RUN|PLAN", nargs="+", type=Path, help="run folder, or PLAN.parquet")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results (default: print only)")
+    parser.add_argument("--overwrite", action="store_true", help="write into a folder that holds files")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Count, print and write.
+
+    Returns
+    -------
+    int
+        0; every failure is an :class:`InputError`.
+    """
+    from analysis import Run, plan_exposure, run_exposure
+
+    names = unique_names(args.sources)
+    found = {}
+    for name, path in zip(names, args.sources, strict=True):
+        found[name] = run_exposure(Run.open(path)) if path.is_dir() else plan_exposure(path)
+    if args.out is not None:
+        check_out_folder(args.out, overwrite=args.overwrite)
+        make_folder(args.out)
+    entries = [{"name": name, **exposure_entry(one)} for name, one in found.items()]
+    print(_table(entries))
+    for entry in entries:
+        if entry["pools"]:
+            sizes = ", ".join(f"{pool['size']}" for pool in entry["pools"])
+            print(f"{entry['name']}: pool of organizer epoch 0, 1, …: {sizes}")
+        for note in entry["notes"]:
+            print(f"note: {entry['name']}: {note}")
+    if len({one["steps"] for one in entries}) > 1:
+        print("note: the step counts differ; exposures are of each one's own steps")
+    if args.out is not None:
+        _write(args.out, entries, found)
+    return 0
+
+
+def exposure_entry(found: Exposure) -> dict[str, Any]:
+    """Return plain values for JSON: None where undefined, with the reason beside it."""
+    index = found.gini()
+    entry: dict[str, Any] = {
+        "counted": found.source,
+        "steps": len(found.step),
+        "samples": len(found.times),
+        "never": int((found.times == 0).sum()),
+        "min": int(found.times.min()),
+        "mean": float(found.times.mean()),
+        "max": int(found.times.max()),
+        "gini": index.value,
+        "coverage": float(found.coverage[-1]),
+        "histogram": [{"times": times, "samples": samples} for times, samples in found.histogram().items()],
+        "pools": [{"organizer_epoch": epoch, "size": size} for epoch, size in found.pools.items()],
+        "notes": list(found.notes),
+    }
+    if index.reason is not None:
+        entry["gini_reason"] = index.reason
+    for name, share in (("half_seen_at", 0.5), ("90_percent_seen_at", 0.9)):
+        reached = found.coverage >= share
+        entry[name] = int(found.step[reached.argmax()]) + 1 if reached.any() else None
+        if not reached.any():
+            entry[f"{name}_reason"] = f"{found.coverage[-1]:.1%} of the samples were seen"
+    return entry
+
+
+def _write(out: Path, entries: list[dict[str, Any]], found: dict[str, Exposure]) -> None:
+    from analysis import coverage_curves, exposure_histogram, save
+
+    content = {"format": "sdo-exposure", "format_version": 1, "entries": entries}
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_atomically({out / "exposure.json": lambda file: file.write_text(text, encoding="utf-8")})
+    save(exposure_histogram(found, title="How often samples were seen")[0], out / "exposure.png")
+    save(coverage_curves(found, title="Samples seen at least once")[0], out / "coverage.png")
+    print(f"written to {out}: exposure.json, exposure.png, coverage.png")
+
+
+def _table(entries: list[dict[str, Any]]) -> str:
+    lines = [list(_HEADINGS)]
+    for entry in entries:
+        reached = ["-" if entry[key] is None else str(entry[key]) for key in ("half_seen_at", "90_percent_seen_at")]
+        index = "-" if entry["gini"] is None else f"{entry['gini']:.3f}"
+        counts = [str(entry[key]) for key in ("steps", "samples", "never", "min")]
+        lines.append(
+            [
+                *(entry["name"], entry["counted"], *counts, f"{entry['mean']:.2f}", str(entry["max"]), index),
+                *(f"{entry['coverage']:.1%}", *reached),
+            ]
+        )
+    return aligned(lines, texts=2)

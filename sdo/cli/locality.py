@@ -1,0 +1,263 @@
+"""``sdo locality``: whether gradients follow embeddings, beyond what drift and repetition explain."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdo.cli.coherence import file_names, unique_names
+from sdo.cli.outputs import aligned, check_out_folder, make_folder
+from sdo.errors import InputError
+from sdo.files import write_atomically
+
+if TYPE_CHECKING:
+    from analysis import Association, Run, RunLocality
+
+WORDS = (
+    "series: within-batch embedding cosine with batch coherence, drift and exposure removed; matrix: cosine of batch "
+    "centroids with step coherence, pairs of steps that share a sample left out; pairs: change of the gradients' "
+    "cosine per unit of the embeddings' cosine, between samples of one step, with its 95 % interval.\n"
+    "p: of as strong an association if gradients did not follow embeddings, from re-draws of the run's own plan. It "
+    "speaks of this one run; p-values that take steps or pairs for independent are not given, since they are wrong.\n"
+    "One seed gives no verdict: whether another run would show it too takes several."
+)
+_HEADINGS = ("run", "signal", "part", "steps", "value", "p", "re-draws", "lambda", "95 % interval")
+_MOST_WORKERS = 4
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command to the parser of ``sdo``."""
+    parser = subparsers.add_parser(
+        "locality",
+        help="run folders -> do gradients follow embeddings?",
+        description="Associate embeddings with the recorded gradients of one or more runs, and compare each run with "
+        "re-draws of its own plan. Writes locality.json, the cloud of each signal with its binned mean "
+        "(locality-SIGNAL-RUN.png) and the series over the steps (series-RUN.png).",
+        epilog="example: sdo locality runs/uniform runs/sdo --out locality",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a recorded run")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "--embeddings",
+        type=Path,
+        metavar="E.npy",
+        help="the runs' embeddings, where they are no longer where run.json says",
+    )
+    parser.add_argument("--signal", metavar="weight|hidden", help="one signal only (default: all)")
+    parser.add_argument(
+        "--redraws", type=int, default=999, metavar="R", help="plans drawn anew; no p is below 1/(R + 1) (default: 999)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="write into a folder that holds files")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything, then write what can be written.
+
+    Returns
+    -------
+    int
+        0, or 1 when a part of the output failed; it is named on standard error.
+    """
+    from analysis import Run
+    from analysis.redraw import find_embeddings
+
+    if args.redraws < 0:
+        raise InputError(f"--redraws {args.redraws}: expected a number from 0")
+    runs = [Run.open(path) for path in args.runs]
+    names = unique_names([one.path for one in runs])
+    for one in runs:
+        one.check()
+        for signal in one.signals if args.signal is None else [args.signal]:
+            one.kinds(signal)
+        if not one.signals:
+            raise InputError(f"{one.path}: the run recorded no gradients; was GradientRecorder added to the trainer?")
+        try:
+            find_embeddings(one, args.embeddings)
+        except InputError as error:
+            raise InputError(f"{one.path}: {error}") from error
+    check_out_folder(args.out, overwrite=args.overwrite)
+    make_folder(args.out)
+    report = _Report(args, dict(zip(names, runs, strict=True)))
+    report.write()
+    return 1 if report.failed else 0
+
+
+class _Report:
+    """Computes run by run; what fails is named and the others go on."""
+
+    def __init__(self, args: argparse.Namespace, runs: dict[str, Run]) -> None:
+        self.args, self.out, self.runs = args, args.out, runs
+        self.safe = file_names(list(runs))
+        self.failed: list[str] = []
+        self.files: list[str] = []
+
+    def write(self) -> None:
+        entries = []
+        for name, one in self.runs.items():
+            entry: dict[str, Any] = {"name": name, "path": str(one.path)}
+            entry |= self._part(f"run {name}", partial(self._run, name, one)) or {
+                "signals": None,
+                "signals_reason": "it could not be computed",
+            }
+            entries.append(entry)
+        content = {
+            "format": "sdo-locality",
+            "format_version": 1,
+            "verdict": None,
+            "verdict_reason": "one seed gives no verdict; p-values speak of one run each",
+            "files": self.files,
+            "failed": self.failed,
+            "runs": entries,
+        }
+        text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        write_atomically({self.out / "locality.json": lambda file: file.write_text(text, encoding="utf-8")})
+        print(_table(entries))
+        for note in dict.fromkeys(_notes(entries)):
+            print(f"note: {note}")
+        print(f"\n{WORDS}\nwritten to {self.out}: {', '.join(['locality.json', *self.files])}")
+
+    def _run(self, name: str, one: Run) -> dict[str, Any]:
+        from analysis.locality_study import locality_entry, run_locality
+
+        with warnings.catch_warnings():
+            # The plan said it when it was made; here it would be said with each re-draw.
+            warnings.filterwarnings("ignore", message="k = ")
+            found = run_locality(
+                one,
+                embeddings=self.args.embeddings,
+                signals=None if self.args.signal is None else [self.args.signal],
+                redraws=self.args.redraws,
+                workers=min(_MOST_WORKERS, os.cpu_count() or 1),
+                progress=_progress(name, self.args.redraws),
+            )
+        entry = locality_entry(found)
+        for signal in found.signals:
+            file = f"locality-{signal}-{self.safe[name]}.png"
+            self._part(file, partial(self._clouds, found, signal, name, file))
+        file = f"series-{self.safe[name]}.png"
+        self._part(file, partial(self._series, found, name, file))
+        return entry
+
+    def _clouds(self, found: RunLocality, signal: str, name: str, file: str) -> None:
+        from matplotlib.figure import Figure
+
+        from analysis import locality_cloud, save
+
+        one = found.signals[signal]
+        band = "95 % of re-draws, widened by lambda"
+        figure = Figure(figsize=(16.2, 5.2), layout="constrained")
+        places = figure.subplots(1, 3)
+        parts: list[tuple[str, str, str, str, str, str]] = [
+            ("series", "Steps", "within-batch embedding cosine, drift removed", "batch coherence, drift removed", band,
+             _said(one.series, one.reasons.get("series"))),
+            ("matrix", "Pairs of steps without a common sample", "cosine of batch centroids, centred",
+             "step coherence, centred", band, _said(one.matrix, one.reasons.get("matrix"))),
+            ("pairs", "Pairs of samples of one step", "embedding cosine, within steps", "gradient cosine, within steps",
+             "95 % interval, jackknife over samples", _slope(one.slope, one.reasons.get("pairs"))),
+        ]  # fmt: skip
+        for place, (part, title, x, y, interval, note) in zip(places, parts, strict=True):
+            cloud = one.clouds.get(part)
+            locality_cloud(cloud, title=title, x_label=x, y_label=y, interval=interval, note=note, ax=place)
+        figure.suptitle(f"Locality of {signal}, {_short(name)}")
+        save(figure, self.out / file)
+        self.files.append(file)
+
+    def _series(self, found: RunLocality, name: str, file: str) -> None:
+        from analysis import locality_series, save
+
+        series: dict[str, tuple[Any, Any]] = {"embedding cosine in batches": (found.step, found.cosine)}
+        for signal, one in found.signals.items():
+            if len(one.step):
+                series[f"coherence, {signal} ({one.between})"] = (one.step, one.coherence)
+        figure, _ = locality_series(series, title=f"Embeddings and gradients within batches, {name}")
+        save(figure, self.out / file)
+        self.files.append(file)
+
+    def _part(self, what: str, compute: Callable[[], Any]) -> Any:
+        try:
+            return compute()
+        except Exception as error:  # whatever it was, the other parts are still worth having
+            self.failed.append(what)
+            print(f"sdo locality: {what} failed: {' '.join(str(error).split())}", file=sys.stderr)
+            return None
+
+
+def _progress(name: str, count: int) -> Callable[[int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int) -> None:
+        end = "\n" if done == count else ""
+        print(f"\r{name}: {done} of {count} re-draws", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _short(name: str) -> str:
+    from analysis.drawing import plain_text
+
+    return plain_text(name)
+
+
+def _said(found: Association | None, missing: str | None) -> str:
+    if found is None:
+        return missing or ""
+    if found.value is None:
+        return found.reason or ""
+    if found.p is None:
+        return f"r = {found.value:+.3f}; no p: {found.reason}"
+    return f"r = {found.value:+.3f}, p = {found.p:.3g} ({found.redraws} re-draws, {found.steps} steps)"
+
+
+def _slope(found: Any, missing: str | None) -> str:
+    if found is None or found.value is None:
+        return missing or (found.reason if found else "")
+    interval = "no interval" if found.low is None else f"{found.low:+.2f} to {found.high:+.2f}"
+    return f"slope {found.value:+.2f} ({interval}), {found.pairs} pairs of {found.samples} samples"
+
+
+def _table(entries: list[dict[str, Any]]) -> str:
+    """Return an aligned table; a dash stands where nothing is defined (the notes and the JSON file say why)."""
+
+    def number(value: float | None, pattern: str) -> str:
+        return "-" if value is None else pattern.format(value)
+
+    lines: list[list[str]] = [list(_HEADINGS)]
+    for entry in entries:
+        for signal, parts in (entry["signals"] or {}).items():
+            for part in ("series", "matrix", "pairs"):
+                one = parts[part] or {}
+                interval = "-" if one.get("low") is None else f"{one['low']:+.3f} to {one['high']:+.3f}"
+                lines.append(
+                    [
+                        *(entry["name"], signal, part),
+                        number(one.get("steps"), "{}"),
+                        number(one.get("value"), "{:+.4f}"),
+                        number(one.get("p"), "{:.3g}"),
+                        number(one.get("redraws") or None, "{}"),
+                        number(one.get("inflation"), "{:.2f}"),
+                        interval,
+                    ]
+                )
+    return aligned(lines, texts=3)
+
+
+def _notes(entries: list[dict[str, Any]]) -> list[str]:
+    notes = []
+    for entry in entries:
+        if entry.get("redraws_reason"):
+            notes.append(f"{entry['name']}: no p-values: {entry['redraws_reason']}")
+        for signal, parts in (entry["signals"] or {}).items():
+            for part in ("series", "matrix", "pairs"):
+                reason = parts.get(f"{part}_reason") or (parts[part] or {}).get("reason")
+                if reason and reason != entry.get("redraws_reason"):
+                    notes.append(f"{entry['name']}, {signal}, {part}: {reason}")
+    return notes

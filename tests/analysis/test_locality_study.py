@@ -1,0 +1,121 @@
+import json
+
+import numpy as np
+import pytest
+
+from analysis import Run, batch_coherence, run_locality
+from analysis.locality_study import Cloud, _with_band, locality_entry
+from analysis.sample_pairs import BinnedMean
+from sdo import SDO, Embeddings, InputError, Uniform
+
+
+@pytest.fixture
+def saved(tmp_path):
+    np.save(tmp_path / "E.npy", np.random.default_rng(3).normal(size=(80, 6)).astype(np.float32))
+    return Embeddings.read(tmp_path / "E.npy")
+
+
+@pytest.mark.parametrize("maker", [SDO, Uniform])
+def test_a_planted_effect_is_found_in_all_three_parts(saved, make_planned, maker):
+    plan = maker(saved, seed=5).plan(6)
+    path = make_planned("run", plan, steps=130, effect=3.0, sample_every=1).path
+    found = run_locality(Run.open(path), redraws=59)
+    one = found.signals["hidden"]
+    assert found.reason is None
+    assert one.series.p == one.matrix.p == 1 / 60
+    assert one.slope.low > 0
+    assert (one.between, one.series.steps, one.matrix.steps, found.redraws) == ("samples", 130, 130, 59)
+    series = batch_coherence(Run.open(path).iter_steps("hidden", "sample"))
+    assert one.coherence == pytest.approx(series.value)
+    for cloud in one.clouds.values():
+        assert cloud.binned.count.sum() == len(cloud.x) == len(cloud.y)
+        assert np.isfinite(cloud.binned.low).all()
+    # The effect shows as a mean beyond the band of the re-draws.
+    assert one.clouds["matrix"].binned.y[-1] > one.clouds["matrix"].binned.high[-1]
+    again = run_locality(Run.open(path), redraws=59, workers=3)
+    assert again.signals["hidden"].matrix == one.matrix
+    assert again.signals["hidden"].series == one.series
+
+
+def test_gradients_that_ignore_embeddings_show_nothing(saved, make_planned):
+    path = make_planned("run", SDO(saved, seed=5).plan(6), steps=110, sample_every=1).path
+    one = run_locality(Run.open(path), redraws=39).signals["hidden"]
+    assert one.series.p > 0.05
+    assert one.matrix.p > 0.05
+    assert one.slope.low < 0 < one.slope.high
+
+
+def test_short_series_get_no_p_but_the_matrix_does(saved, make_planned):
+    path = make_planned("run", SDO(saved, seed=5).plan(6), steps=120, sample_every=5).path
+    one = run_locality(Run.open(path), redraws=39).signals["hidden"]
+    assert one.series.value is not None
+    assert one.series.p is None
+    assert "24 steps; the test was found valid from 100" in one.series.reason
+    assert one.matrix.p is not None
+    assert "series" not in one.clouds
+
+
+def test_without_a_plan_there_are_numbers_but_no_p(saved, make_planned):
+    plan = SDO(saved, seed=5).plan(6)
+    writer = make_planned("run", plan, steps=110, sample_every=1)
+    whole = run_locality(Run.open(writer.path), redraws=0)
+    assert whole.reason == "no re-draws were asked for"
+    writer.info(embeddings={"path": saved.path, "fingerprint": saved.fingerprint})
+    found = run_locality(Run.open(writer.path), redraws=39)
+    assert "no organizer" in found.reason
+    for part in ("series", "matrix"):
+        one = getattr(found.signals["hidden"], part)
+        assert one.p is None
+        assert "no organizer" in one.reason
+        assert one.redraws == 0
+    assert found.signals["hidden"].matrix.value == pytest.approx(whole.signals["hidden"].matrix.value)
+    part = next((writer.path / "steps").iterdir())
+    part.rename(part.with_name("moved"))
+    with pytest.raises(InputError, match="no recorded step has sample ids"):
+        run_locality(Run.open(writer.path))
+
+
+def test_steps_that_are_not_recorded_from_the_first_on_have_no_value_without_a_plan(saved, make_planned):
+    plan = SDO(saved, seed=5).plan(6)
+    writer = make_planned("run", plan, steps=40)
+    next((writer.path / "steps").iterdir()).unlink()
+    writer.steps(3, 39, plan.batches(3, 40))
+    writer.info(embeddings={"path": saved.path, "fingerprint": saved.fingerprint})
+    one = run_locality(Run.open(writer.path)).signals["hidden"]
+    assert one.matrix.value is None
+    assert "recorded from 0 on" in one.matrix.reason
+
+
+def test_the_entry_is_json_with_reasons(saved, make_planned):
+    plan = SDO(saved, seed=5).plan(6)
+    writer = make_planned("run", plan, steps=110, sample_every=200)
+    entry = locality_entry(run_locality(Run.open(writer.path), redraws=39))
+    json.dumps(entry, allow_nan=False)
+    hidden = entry["signals"]["hidden"]
+    assert hidden["series"] is None
+    assert "1 steps with a batch coherence" in hidden["series_reason"]
+    assert hidden["matrix"]["redraws"] == 39
+    assert len(hidden["matrix"]["binned_mean"]) == 10
+    assert entry["redraws"] == 39
+    assert entry["within_batch_cosine"] is not None
+
+
+def test_ids_beyond_the_embeddings_are_refused(saved, make_planned, tmp_path):
+    writer = make_planned("run", SDO(saved, seed=5).plan(6), steps=10)
+    np.save(tmp_path / "small.npy", np.ones((5, 6), dtype=np.float32))
+    small = Embeddings.read(tmp_path / "small.npy")
+    writer.info(embeddings={"path": small.path, "fingerprint": small.fingerprint})
+    with pytest.raises(InputError, match="no rows of the embeddings"):
+        run_locality(Run.open(writer.path))
+
+
+def test_the_band_is_that_of_the_re_draws_widened_about_its_middle():
+    nothing = np.full(2, np.nan)
+    binned = BinnedMean(np.arange(3.0), np.array([0.5, 1.5]), np.zeros(2), nothing, nothing, np.array([4, 4]))
+    others = np.random.default_rng(0).normal(size=(199, 2))
+    others[20:, 1] = np.nan
+    wide = _with_band(Cloud(np.zeros(8), np.zeros(8), binned), others, 1.5).binned
+    middle = others[:, 0].mean()
+    low, high = np.quantile(others[:, 0], [0.025, 0.975])
+    assert (wide.low[0], wide.high[0]) == pytest.approx((middle - 1.5 * (middle - low), middle + 1.5 * (high - middle)))
+    assert np.isnan(wide.low[1])  # 20 re-draws have no tail of 2.5 %

@@ -1,0 +1,107 @@
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sdo import InputError
+from sdo.cli import compare
+
+# The writer of synthetic run folders lives beside the tests of analysis.
+_SOURCE = Path(__file__).parents[2] / "analysis" / "conftest.py"
+_SPEC = importlib.util.spec_from_file_location("run_folders", _SOURCE)
+run_folders = importlib.util.module_from_spec(_SPEC)
+sys.modules["run_folders"] = run_folders
+_SPEC.loader.exec_module(run_folders)
+
+
+def call(*arguments):
+    parser = argparse.ArgumentParser()
+    compare.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["compare", *map(str, arguments)])
+    return args.run(args)
+
+
+def write(path, seed, scores, name="eval_loss"):
+    writer = run_folders.RunWriter(path, {}).info(seeds={"seed": seed})
+    folder = writer.path / "evaluations"
+    folder.mkdir()
+    rows = [(step, name, i, value) for step, values in scores.items() for i, value in enumerate(values)]
+    types = (pa.int64(), pa.string(), pa.int64(), pa.float64())
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
+    names = ("step", "name", "sample_id", "score")
+    pq.write_table(pa.table(dict(zip(names, columns, strict=True))), folder / "part-00000000-00000000.parquet")
+    return path
+
+
+@pytest.fixture
+def sides(tmp_path):
+    gaps = (0.3, 0.1, 0.2)
+    baseline = [write(tmp_path / f"u{s}", s, {4: [1.0, 2.0], 8: [1.0, 1.0]}) for s in (1, 2, 3)]
+    against = [
+        write(tmp_path / f"s{s}", s, {4: [1.0 - gap, 2.0 - gap], 8: [0.9, 0.9]})
+        for s, gap in zip((1, 2, 3), gaps, strict=True)
+    ]
+    return baseline, against
+
+
+def test_compares_each_checkpoint(sides, tmp_path, capsys):
+    baseline, against = sides
+    out = tmp_path / "out"
+    assert call("--baseline", *baseline, "--against", *against[::-1], "--out", out) == 0
+    report = json.loads((out / "compare.json").read_text())
+    assert report["paired_by"] == "seed"
+    assert [pair["against"] for pair in report["pairs"]] == list(map(str, against))
+    (measure,) = report["measures"]
+    first, second = measure["checkpoints"]
+    assert (first["step"], first["n"]) == (4, 3)
+    assert first["mean"] == pytest.approx(-0.2)
+    assert first["cohens_d_paired"] == pytest.approx(-2.0)
+    assert first["t"] == pytest.approx(-2.0 * 3**0.5)
+    assert (first["sign_flip_p"], first["smallest_sign_flip_p"]) == (0.25, 0.25)
+    assert (second["t"], second["p"], second["reason"]) == (None, None, "all differences are equal")
+    assert {file.name for file in out.iterdir()} == {"compare.json", "compare-eval_loss.png"}
+    printed = capsys.readouterr().out
+    assert "paired by their seeds: 1, 2, 3" in printed
+    assert "3 pairs are few: no sign-flip p can be below 0.25" in printed
+    assert "2 comparisons were made" in printed
+    assert "d (paired)" in printed
+
+
+def test_order_is_said_aloud_when_seeds_do_not_pair(tmp_path, capsys):
+    sides = [[write(tmp_path / f"{side}{i}", 7, {4: [float(i)]}) for i in range(6)] for side in "ab"]
+    assert call("--baseline", *sides[0], "--against", *sides[1]) == 0
+    printed = capsys.readouterr().out
+    assert "paired by order" in printed
+    assert str(sides[1][5]) in printed
+    assert "few" not in printed
+
+
+def test_wrong_input(sides, tmp_path):
+    baseline, against = sides
+    other = [write(tmp_path / f"o{s}", s, {4: [1.0]}, name="accuracy") for s in (1, 2, 3)]
+    for first, second, message in (
+        (baseline[:1], against[:1], "one seed gives no verdict"),
+        (baseline, against[:2], "3 baseline runs and 2"),
+        (baseline, baseline, "came twice"),
+        (baseline, other, "no evaluation in common"),
+        ([tmp_path / "gone", *baseline], against, "is not a folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call("--baseline", *first, "--against", *second, "--out", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    part = next((baseline[0] / "evaluations").iterdir())
+    part.write_bytes(part.read_bytes()[:50])
+    with pytest.raises(InputError, match="cut off in writing"):
+        call("--baseline", *baseline, "--against", *against)
+
+
+def test_help_has_an_example(capsys):
+    with pytest.raises(SystemExit) as stop:
+        call("--help")
+    assert stop.value.code == 0
+    assert "example: sdo compare" in capsys.readouterr().out
