@@ -32,7 +32,7 @@ from analysis.gram import (
     m_coherence,
     noise_scale,
 )
-from analysis.locality_plots import locality_cloud, locality_series
+from analysis.locality_plots import locality_cloud, locality_series, signal_clouds
 from analysis.locality_study import RunLocality, SignalLocality, run_locality
 from analysis.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
 from analysis.predictions import Predictions, read_predictions
@@ -118,6 +118,7 @@ __all__ = [
     "save",
     "seed_differences",
     "shared_limit",
+    "signal_clouds",
     "step_coherence",
     "step_coherence_blocks",
     "step_summary",

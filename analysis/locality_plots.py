@@ -12,7 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean
-from analysis.locality_study import Cloud
+from analysis.locality_study import Cloud, SignalLocality
+from analysis.redraw_tests import Association
+from analysis.sample_pairs import Slope
 
 _POINTS = 400  # up to here points are drawn one by one
 _TRIMMED = 0.001  # share of the cloud outside the picture at each side
@@ -76,6 +78,46 @@ def locality_cloud(
     return figure, axes
 
 
+def signal_clouds(
+    found: SignalLocality, *, title: str = "", ax: Sequence[Axes] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Draw the three clouds of one signal beside each other: steps, pairs of steps, pairs of samples.
+
+    Parameters
+    ----------
+    found
+        One of `RunLocality.signals`.
+    title
+        Above all of them, drawn as it is.
+    ax
+        Three axes to draw into; a new figure by default.
+
+    Returns
+    -------
+    figure, list of axes
+    """
+    if ax is None:
+        figure = Figure(figsize=(16.2, 5.2), layout="constrained")
+        places = list(figure.subplots(1, 3))
+        figure.suptitle(plain_text(title, 100))
+    else:
+        places = list(ax)
+        figure = root_figure(places[0])
+    band = "95 % of re-draws, widened by lambda"
+    parts: list[tuple[str, str, str, str, str, str]] = [
+        ("series", "Steps", "within-batch embedding cosine, drift removed", "batch coherence, drift removed", band,
+         _association_note(found.series, found.reasons.get("series"))),
+        ("matrix", "Pairs of steps without a common sample", "cosine of batch centroids, centred",
+         "step coherence, centred", band, _association_note(found.matrix, found.reasons.get("matrix"))),
+        ("pairs", "Pairs of samples of one step", "embedding cosine, within steps", "gradient cosine, within steps",
+         "95 % interval, jackknife over samples", _slope_note(found.slope, found.reasons.get("pairs"))),
+    ]  # fmt: skip
+    for place, (part, heading, x, y, interval, note) in zip(places, parts, strict=True):
+        cloud = found.clouds.get(part)
+        locality_cloud(cloud, title=heading, x_label=x, y_label=y, interval=interval, note=note, ax=place)
+    return figure, places
+
+
 def locality_series(
     series: Mapping[str, tuple[ArrayLike, ArrayLike]],
     *,
@@ -136,3 +178,20 @@ def _folded(text: str, width: int = 44) -> str:
     import textwrap
 
     return "\n".join(textwrap.wrap(text, width))
+
+
+def _association_note(found: Association | None, missing: str | None) -> str:
+    if found is None:
+        return missing or ""
+    if found.value is None:
+        return found.reason or ""
+    if found.p is None:
+        return f"r = {found.value:+.3f}; no p: {found.reason}"
+    return f"r = {found.value:+.3f}, p = {found.p:.3g} ({found.redraws} re-draws, {found.steps} steps)"
+
+
+def _slope_note(found: Slope | None, missing: str | None) -> str:
+    if found is None or found.value is None:
+        return missing or (found.reason if found else None) or ""
+    interval = "no interval" if found.low is None else f"{found.low:+.2f} to {found.high:+.2f}"
+    return f"slope {found.value:+.2f} ({interval}), {found.pairs} pairs of {found.samples} samples"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from analysis.balance_summary import BalanceSummary
+from analysis.report.balance import balance_section, weakest_section
 from analysis.report.content import Absent, Failed, Finding, Part, Section
+from analysis.report.locality import exposure_section, locality_section
 from analysis.report.page import render, state
 from analysis.report.sections import (
     Material,
@@ -24,9 +27,15 @@ from sdo.files import write_atomically
 
 FORMAT = "sdo-report"
 FORMAT_VERSION = 1
+_PICTURE_BYTES = 640_000  # a third more as base64, so that the page stays under a megabyte
+_LEAST_SCALE = 0.4  # smaller, nothing could be read
 _SECTIONS: tuple[tuple[str, str, Callable[[Material], Section | Absent]], ...] = (
+    ("balance", "Balance over clusters", balance_section),
     ("training", "How training went", training_section),
     ("coherence", "Coherence", coherence_section),
+    ("locality", "Locality", locality_section),
+    ("exposure", "Exposure", exposure_section),
+    ("weakest", "Weakest clusters", weakest_section),
     ("provenance", "Provenance", provenance_section),
     ("reproduce", "How to reproduce", reproduce_section),
 )
@@ -69,13 +78,28 @@ class Report:
         return record
 
 
-def build_report(runs: Mapping[str, Run], *, title: str = "SDO report", command: Sequence[str] = ()) -> Report:
+def build_report(
+    runs: Mapping[str, Run],
+    *,
+    summarise: Callable[[], BalanceSummary] | None = None,
+    embeddings: Path | None = None,
+    redraws: int = 199,
+    title: str = "SDO report",
+    command: Sequence[str] = (),
+) -> Report:
     """Make a report of run folders and predictions.
 
     Parameters
     ----------
     runs
         Name to run folder, in the order in which they are shown; may be empty where there are predictions.
+    summarise
+        Computes the balance of predictions, as :func:`analysis.summarise_balance` does; called once, and what it raises
+        is shown in its section.
+    embeddings
+        Where the runs' embeddings are, if no longer where run.json says.
+    redraws
+        How often each run's plan is drawn anew for the tests of locality; 0 for no tests.
     title
         The heading.
     command
@@ -84,13 +108,14 @@ def build_report(runs: Mapping[str, Run], *, title: str = "SDO report", command:
     Returns
     -------
     Report
-        Under a megabyte, readable without scripts and without a network.
+        Under a megabyte for a few runs, readable without scripts and without a network.
     """
-    material = Material(dict(runs), tuple(command))
+    material = Material(dict(runs), tuple(command), summarise, embeddings, redraws)
     parts = {key: _part(key, name, compute, material) for key, name, compute in _SECTIONS}
     findings, warnings = _first(material, parts)
     made = datetime.now(UTC).isoformat(timespec="minutes")
     subtitle = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; made {made}"
+    parts, scale = _fitted(parts)
     html = render(title, subtitle, findings, warnings, list(parts.values()))
     numbers = {
         "format": FORMAT,
@@ -99,10 +124,28 @@ def build_report(runs: Mapping[str, Run], *, title: str = "SDO report", command:
         "title": title,
         "verdict": [asdict(finding) for finding in findings],
         "alerts": list(warnings),
+        "picture_scale": scale,
         "sections": {key: _numbers(part) for key, part in parts.items()},
     }
     failed = tuple(part.title for part in parts.values() if isinstance(part.content, Failed))
     return Report(html, numbers, failed)
+
+
+def _fitted(parts: dict[str, Part]) -> tuple[dict[str, Part], float]:
+    """Scale the pictures down until they fit the page; return the parts and the factor of the pictures' sides."""
+    shown = {key: part.content for key, part in parts.items() if isinstance(part.content, Section)}
+    size = sum(len(picture.png) for content in shown.values() for picture in content.pictures)
+    scale = 1.0
+    fitted = dict(parts)
+    while size > _PICTURE_BYTES and scale > _LEAST_SCALE:
+        # Bytes shrink a little slower than the area.
+        scale = max(_LEAST_SCALE, scale * min(0.9, (_PICTURE_BYTES / size) ** 0.5))
+        size = 0
+        for key, content in shown.items():
+            pictures = tuple(picture.scaled(scale) for picture in content.pictures)
+            fitted[key] = replace(parts[key], content=replace(content, pictures=pictures))
+            size += sum(len(picture.png) for picture in pictures)
+    return fitted, scale
 
 
 def _part(key: str, title: str, compute: Callable[[Material], Section | Absent], material: Material) -> Part:

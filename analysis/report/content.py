@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from matplotlib.figure import Figure
+from PIL import Image
 
 from analysis.drawing import write_png
 from analysis.estimates import Estimate
 
 DASH = "–"
-_PICTURE_DPI = 110
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,20 @@ class Picture:
     caption: str
 
     @classmethod
-    def of(cls, figure: Figure, *, alt: str, caption: str) -> Picture:
-        """Draw a figure."""
+    def of(cls, figure: Figure, *, alt: str, caption: str, dpi: int = 100) -> Picture:
+        """Draw a figure at `dpi` pixels an inch."""
         buffer = io.BytesIO()
-        write_png(figure, buffer, dpi=_PICTURE_DPI)
+        write_png(figure, buffer, dpi=dpi)
         return cls(buffer.getvalue(), alt, caption)
+
+    def scaled(self, factor: float) -> Picture:
+        """Return the picture with its sides times `factor`."""
+        with Image.open(io.BytesIO(self.png)) as image:
+            size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+            small = image.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(128, dither=Image.Dither.NONE)
+        buffer = io.BytesIO()
+        small.save(buffer, format="PNG", optimize=True)
+        return replace(self, png=buffer.getvalue())
 
 
 @dataclass(frozen=True)
@@ -83,14 +92,11 @@ class Quotes:
     quotes: tuple[str, ...]
 
 
-Tone = Literal["better", "worse", "undetermined", "plain"]
-
-
 @dataclass(frozen=True)
 class Finding:
-    """A sentence of the verdict."""
+    """A sentence of the verdict; its tone is ``"better"``, ``"worse"``, ``"undetermined"`` or ``"plain"``."""
 
-    tone: Tone
+    tone: str
     words: str
 
 

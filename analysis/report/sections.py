@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from analysis.balance_summary import BalanceSummary
 from analysis.coherence import step_coherence_blocks, step_summary
 from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
 from analysis.plots import batch_coherence_series, coherence_heat_maps
@@ -29,10 +31,20 @@ class Material:
         Name to run folder, in the order in which they are shown.
     command
         The words of the command that made the report, if any.
+    summarise
+        Computes the balance of predictions; None where there are none.
+    embeddings
+        Where the runs' embeddings are, if no longer where run.json says.
+    redraws
+        How often each run's plan is drawn anew for the tests of locality.
     """
 
     runs: Mapping[str, Run]
     command: Sequence[str] = ()
+    summarise: Callable[[], BalanceSummary] | None = None
+    embeddings: Path | None = None
+    redraws: int = 199
+    _balance: BalanceSummary | None = None
     _overviews: dict[str, dict[str, Any]] = field(default_factory=dict)
     _trainings: dict[str, Training] = field(default_factory=dict)
     _evaluations: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
@@ -54,6 +66,12 @@ class Material:
         if name not in self._evaluations:
             self._evaluations[name] = evaluations(self.runs[name])
         return self._evaluations[name]
+
+    def balance(self) -> BalanceSummary | None:
+        """Return the balance of the predictions, computed once; None without predictions."""
+        if self._balance is None and self.summarise is not None:
+            self._balance = self.summarise()
+        return self._balance
 
     @property
     def signals(self) -> list[str]:
@@ -222,6 +240,7 @@ def _coherence_of(material: Material, signal: str) -> tuple[Table, list[Picture]
         figure,
         alt=f"Heat maps of the cosine between the gradients of all pairs of steps, {signal}, one a run, on one scale.",
         caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs.",
+        dpi=80,  # noise does not compress
     )
     pictures = [picture]
     if series:

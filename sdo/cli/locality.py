@@ -18,7 +18,7 @@ from sdo.errors import InputError
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis import Association, Run, RunLocality
+    from analysis import Run, RunLocality
 
 WORDS = (
     "series: within-batch embedding cosine with batch coherence, drift and exposure removed; matrix: cosine of batch "
@@ -147,26 +147,9 @@ class _Report:
         return entry
 
     def _clouds(self, found: RunLocality, signal: str, name: str, file: str) -> None:
-        from matplotlib.figure import Figure
+        from analysis import save, signal_clouds
 
-        from analysis import locality_cloud, save
-
-        one = found.signals[signal]
-        band = "95 % of re-draws, widened by lambda"
-        figure = Figure(figsize=(16.2, 5.2), layout="constrained")
-        places = figure.subplots(1, 3)
-        parts: list[tuple[str, str, str, str, str, str]] = [
-            ("series", "Steps", "within-batch embedding cosine, drift removed", "batch coherence, drift removed", band,
-             _said(one.series, one.reasons.get("series"))),
-            ("matrix", "Pairs of steps without a common sample", "cosine of batch centroids, centred",
-             "step coherence, centred", band, _said(one.matrix, one.reasons.get("matrix"))),
-            ("pairs", "Pairs of samples of one step", "embedding cosine, within steps", "gradient cosine, within steps",
-             "95 % interval, jackknife over samples", _slope(one.slope, one.reasons.get("pairs"))),
-        ]  # fmt: skip
-        for place, (part, title, x, y, interval, note) in zip(places, parts, strict=True):
-            cloud = one.clouds.get(part)
-            locality_cloud(cloud, title=title, x_label=x, y_label=y, interval=interval, note=note, ax=place)
-        figure.suptitle(f"Locality of {signal}, {_short(name)}")
+        figure, _ = signal_clouds(found.signals[signal], title=f"Locality of {signal}, {name}")
         save(figure, self.out / file)
         self.files.append(file)
 
@@ -199,29 +182,6 @@ def _progress(name: str, count: int) -> Callable[[int], None] | None:
         print(f"\r{name}: {done} of {count} re-draws", end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-def _short(name: str) -> str:
-    from analysis.drawing import plain_text
-
-    return plain_text(name)
-
-
-def _said(found: Association | None, missing: str | None) -> str:
-    if found is None:
-        return missing or ""
-    if found.value is None:
-        return found.reason or ""
-    if found.p is None:
-        return f"r = {found.value:+.3f}; no p: {found.reason}"
-    return f"r = {found.value:+.3f}, p = {found.p:.3g} ({found.redraws} re-draws, {found.steps} steps)"
-
-
-def _slope(found: Any, missing: str | None) -> str:
-    if found is None or found.value is None:
-        return missing or (found.reason if found else "")
-    interval = "no interval" if found.low is None else f"{found.low:+.2f} to {found.high:+.2f}"
-    return f"slope {found.value:+.2f} ({interval}), {found.pairs} pairs of {found.samples} samples"
 
 
 def _table(entries: list[dict[str, Any]]) -> str:

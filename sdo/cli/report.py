@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sdo.cli.balance_options import add_options, check_options, read_material
+from sdo.cli.coherence import unique_names
+from sdo.cli.outputs import check_outputs, make_folder
 from sdo.errors import InputError
+
+_FOR_PREDICTIONS = ("embeddings", "clusters", "labels", "baseline", "prompts")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -15,14 +20,23 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser(
         "report",
         help="run folders, predictions -> one HTML file",
-        description="Put verdict, alerts, coherence, training, provenance and pictures of one or more runs into one "
-        "HTML file without scripts, and the same numbers into a JSON file beside it.",
-        epilog="example: sdo report runs/uniform runs/sdo --out report.html",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Put verdict, alerts, balance, training, coherence, locality, exposure, weakest clusters and\n"
+        "provenance of runs and predictions into one HTML file without scripts, and the same numbers into a JSON file\n"
+        "beside it. Runs or predictions may be left out.",
+        epilog="examples: sdo report runs/uniform runs/sdo --out report.html\n"
+        "          sdo report runs/uniform runs/sdo --predictions uniform.jsonl sdo.jsonl --embeddings E.npy\n"
+        "              --clusters 164 --seed 617 --prompts test.jsonl --column question --out report.html",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="folder of a recorded run")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.html", help="the page; FILE.json beside it")
-    parser.add_argument("--title", default="SDO report", help="heading of the page")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="*", type=Path, help="folder of a recorded run")
+    add("--out", type=Path, required=True, metavar="FILE.html", help="the page; FILE.json beside it")
+    add("--title", default="SDO report", help="heading of the page")
+    add("--run-embeddings", type=Path, metavar="E.npy", help="of the runs, if no longer where run.json says")
+    add("--redraws", type=int, default=199, help="plans drawn anew for each test of locality (default: 199)")
+    add("--overwrite", action="store_true", help="replace existing files")
+    add("--predictions", metavar="PREDICTIONS", nargs="+", default=[], help="for balance: one file or folder a run")
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -36,16 +50,29 @@ def run(args: argparse.Namespace) -> int:
     """
     from analysis import Run
     from analysis.report import build_report
-    from sdo.cli.coherence import unique_names
-    from sdo.cli.outputs import check_outputs, make_folder
 
-    if not args.runs:
-        raise InputError("no run folder came; expected at least one; mend: sdo report RUN --out report.html")
+    if not args.runs and not args.predictions:
+        raise InputError("neither run folders nor --predictions came; mend: sdo report RUN --out report.html")
+    if args.redraws < 0:
+        raise InputError(f"--redraws {args.redraws}: expected a number from 0")
     check_outputs(args.out, ".html", overwrite=args.overwrite)
+    if args.predictions:
+        check_options(args)
+    elif any(getattr(args, name) is not None for name in _FOR_PREDICTIONS):
+        given = next(name for name in _FOR_PREDICTIONS if getattr(args, name) is not None)
+        raise InputError(f"--{given} came without --predictions, which it belongs to")
     runs = [Run.open(path) for path in args.runs]
     names = unique_names([one.path for one in runs])
+    summarise = read_material(args).summarise if args.predictions else None
     make_folder(args.out.parent)
-    report = build_report(dict(zip(names, runs, strict=True)), title=args.title, command=["sdo", *sys.argv[1:]])
+    report = build_report(
+        dict(zip(names, runs, strict=True)),
+        summarise=summarise,
+        embeddings=args.run_embeddings,
+        redraws=args.redraws,
+        title=args.title,
+        command=["sdo", *sys.argv[1:]],
+    )
     record = report.write(args.out)
     print(f"written: {args.out} ({args.out.stat().st_size / 1000:.0f} kB), {record}")
     for title in report.failed:

@@ -100,13 +100,16 @@ class RunWriter:
         return file
 
 
-def write_training(path, *, steps=60, samples=40, batch=4, k=16, pull=1.0, seed=0, signals=("hidden",), **info):
+def write_training(
+    path, *, steps=60, samples=40, batch=4, k=16, pull=1.0, seed=0, signals=("hidden",), batches=None, **info
+):
     """Write a whole run: step and sample rows that share a common direction of strength `pull`."""
     rng = np.random.default_rng(seed)
     writer = RunWriter(Path(path), dict.fromkeys(signals, k)).info(**info)
     own = rng.normal(size=(samples, k))
     common = pull * rng.normal(size=k)
-    batches = [rng.choice(samples, size=batch, replace=False) for _ in range(steps)]
+    if batches is None:
+        batches = [rng.choice(samples, size=batch, replace=False) for _ in range(steps)]
     for first in range(0, steps, 25):
         last = min(first + 25, steps) - 1
         writer.steps(first, last, batches[first : last + 1])

@@ -5,11 +5,13 @@ import json
 from html.parser import HTMLParser
 from io import BytesIO
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from analysis import Run
+from analysis import Predictions, Prompts, Run, given_labels, summarise_balance
 from analysis.report import build_report
+from sdo import Embeddings, InputError, Uniform
 
 MARKUP = "</title><script>alert('x')</script><img src=x onerror=alert(1)> $a_b$ \u202e"
 
@@ -60,7 +62,7 @@ def test_the_page_needs_no_script_and_no_network(runs):
 
 def test_pictures_have_words_and_true_sizes(runs):
     pictures = Page(build_report(runs).html).all("img")
-    assert len(pictures) == 3
+    assert len(pictures) == 5
     for picture in pictures:
         assert len(picture["alt"]) > 20
         with Image.open(BytesIO(base64.b64decode(picture["src"].split(",")[1]))) as image:
@@ -115,10 +117,15 @@ def test_a_broken_part_of_a_run_fails_its_section_alone(runs):
 
 def test_what_is_missing_is_named(make_run):
     report = build_report({"empty": Run.open(make_run("empty").path)})
-    states = {key: part["state"] for key, part in report.numbers["sections"].items()}
-    assert states["training"] == states["coherence"] == "absent"
-    assert states["provenance"] == "shown"
-    assert "no signal in common" in report.numbers["sections"]["coherence"]["reason"]
+    sections = report.numbers["sections"]
+    absent = [key for key, part in sections.items() if part["state"] == "absent"]
+    assert absent == ["balance", "training", "coherence", "locality", "exposure", "weakest"]
+    assert sections["provenance"]["state"] == "shown"
+    assert "no signal in common" in sections["coherence"]["reason"]
+    assert "it holds no gradients" in sections["locality"]["reason"]
+    assert "no recorded step has sample ids" in sections["exposure"]["reason"]
+    assert "--predictions" in sections["balance"]["reason"]
+    assert report.failed == ()
 
 
 def test_one_run_is_described_and_not_judged(runs):
@@ -149,6 +156,108 @@ def test_runs_that_differ_in_their_seed_alone_are_one_kind(make_training):
     assert "one run of uniform cannot tell" in build_report(mixed).numbers["verdict"][0]["words"]
 
 
-def test_large_runs_stay_small(make_training):
-    run = Run.open(make_training("long", steps=600, k=8).path)
-    assert len(build_report({"a": run, "b": run}).html) < 1_000_000
+def test_pictures_are_scaled_until_the_page_can_be_sent(runs, monkeypatch):
+    whole = build_report(runs)
+    assert whole.numbers["picture_scale"] == 1.0
+    assert len(whole.html) < 1_000_000
+    monkeypatch.setattr("analysis.report.build._PICTURE_BYTES", 60_000)
+    report = build_report(runs)
+    pictures = [base64.b64decode(a["src"].split(",")[1]) for a in Page(report.html).all("img")]
+    assert 0.4 <= report.numbers["picture_scale"] < 1
+    assert sum(map(len, pictures)) <= 60_000
+    assert len(pictures) == 5
+
+
+@pytest.fixture
+def predictions():
+    """Two runs over 12 clusters of 10 questions; the second is better, and much better where the first was weak."""
+    rng = np.random.default_rng(5)
+    label = np.repeat(np.arange(12), 10)
+    weak = np.where(label < 4, 0.05, 0.85)
+    runs = [
+        Predictions("before", np.arange(120), (rng.random(120) < weak).astype(float)),
+        Predictions("after", np.arange(120), (rng.random(120) < 0.8).astype(float)),
+    ]
+    texts = [f"{MARKUP} question {i} about topic{label[i]}" for i in range(120)]
+    return lambda **options: summarise_balance(
+        runs, given_labels(label), prompts=Prompts.of(texts), resamples=199, **options
+    )
+
+
+def test_balance_gives_the_verdict_and_needs_no_run(predictions):
+    report = build_report({}, summarise=predictions)
+    page = Page(report.html)
+    numbers = report.numbers["sections"]["balance"]
+    compared = numbers["comparisons"][0]
+    assert report.numbers["verdict"][0]["tone"] == compared["balance"] == "better"
+    assert f"{compared['metrics']['spread']['difference']:+.3f}".replace("-", "−") in page.words
+    for name in ("before", "after"):
+        for metric in ("mean", "b20", "cv", "gini"):
+            assert f"{numbers['runs'][name][metric]['value']:.3f}" in page.words
+        assert f"{100 * numbers['runs'][name]['gap']['latent']['value']:.1f}" in page.words
+    assert not page.all("script")
+    assert len(page.all("img")) == 5
+
+
+def test_the_weakest_clusters_come_with_three_prompts(predictions):
+    report = build_report({}, summarise=lambda: predictions(baseline="after"))
+    weakest = report.numbers["sections"]["weakest"]
+    ends = {
+        c["cluster"]: c["runs"]["after"]["interval"][1] for c in report.numbers["sections"]["balance"]["per_cluster"]
+    }
+    assert weakest["run"] == "after"
+    assert weakest["clusters"] == sorted(ends, key=lambda cluster: (ends[cluster], cluster))[:5]
+    page = Page(report.html)
+    assert len(page.all("blockquote")) == 15
+    assert f"question {10 * weakest['clusters'][0]}" in page.words
+
+
+def test_balance_that_fails_leaves_the_runs_standing(runs):
+    def fail():
+        raise InputError("predictions are torn")
+
+    report = build_report(runs, summarise=fail)
+    assert report.failed == ("Balance over clusters", "Weakest clusters")
+    assert report.numbers["sections"]["coherence"]["state"] == "shown"
+    assert "predictions are torn" in Page(report.html).words
+
+
+def test_exposure_counts_are_those_of_the_batches(runs):
+    times = np.bincount(np.concatenate(runs["sdo"].steps().column("sample_ids").to_pylist()), minlength=40)
+    entry = build_report(runs).numbers["sections"]["exposure"]["runs"]["sdo"]
+    assert entry["histogram"] == dict(enumerate(np.bincount(times).tolist()))
+    assert (entry["seen"], entry["most"]) == (int((times > 0).sum()), times.max())
+    assert entry["mean"] == pytest.approx(times.mean())
+
+
+@pytest.fixture
+def organised(make_training, tmp_path):
+    """A run that followed a uniform plan of 40 samples for 300 steps, with the embeddings it names."""
+    matrix = np.random.default_rng(1).normal(size=(40, 6))
+    np.save(tmp_path / "E.npy", matrix)
+    embeddings = Embeddings.read(tmp_path / "E.npy")
+    plan = Uniform(embeddings, seed=3).plan(4)
+    noted = {"path": str(tmp_path / "E.npy"), "fingerprint": embeddings.fingerprint}
+    batches = [plan.batch(step) for step in range(300)]
+    writer = make_training("planned", steps=300, batches=batches, organizer=plan.describe(), embeddings=noted)
+    return Run.open(writer.path)
+
+
+def test_locality_is_tested_against_the_runs_own_plan(organised):
+    report = build_report({"planned": organised}, redraws=39)
+    entry = report.numbers["sections"]["locality"]["runs"]["planned"]
+    series = entry["signals"]["hidden"]["series"]
+    page = Page(report.html)
+    assert entry["redraws"] == 39
+    assert 1 / 40 <= series["p"] <= 1
+    assert f"{series['value']:+.3f}".replace("-", "−") in page.words
+    assert f"{entry['signals']['hidden']['pairs']['value']:+.3f}".replace("-", "−") in page.words
+    assert report.failed == ()
+
+
+def test_locality_without_embeddings_says_which_run_lacks_them(runs, organised):
+    sections = build_report({**runs, "planned": organised}, redraws=0).numbers["sections"]
+    entries = sections["locality"]["runs"]
+    assert "planned" in entries
+    assert entries["sdo"]["signals"] is None
+    assert "embeddings" in entries["sdo"]["reason"]

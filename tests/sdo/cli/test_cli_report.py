@@ -47,7 +47,11 @@ def test_a_page_and_its_numbers_are_written(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--out", "r.html"], "no run folder came"),
+        (["--out", "r.html"], "neither run folders nor --predictions came"),
+        (["uniform", "--out", "r.html", "--clusters", "3"], "--clusters came without --predictions"),
+        (["uniform", "--out", "r.html", "--redraws", "-1"], "--redraws -1"),
+        (["--predictions", "p.jsonl", "--out", "r.html"], "no clusters"),
+        (["--predictions", "p.jsonl", "--labels", "L.npy", "--out", "r.html"], "p.jsonl"),
         (["uniform", "--out", "r.pdf"], "ends in .html"),
         (["nowhere", "--out", "r.html"], "nowhere is not a folder"),
         (["uniform", "uniform", "--out", "r.html"], "came twice"),
@@ -66,6 +70,17 @@ def test_wrong_input_is_one_line_and_writes_nothing(runs, tmp_path, monkeypatch,
     assert (tmp_path / "taken.html").read_text() == "mine"
 
 
+def test_predictions_alone_make_a_page(tmp_path):
+    lines = [json.dumps({"sample_id": i, "correct": i % 3 > 0}) for i in range(30)]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    np.save(tmp_path / "L.npy", np.arange(30) % 4)
+    out = tmp_path / "report.html"
+    assert call("--predictions", tmp_path / "p.jsonl", "--labels", tmp_path / "L.npy", "--out", out) == 0
+    numbers = json.loads(out.with_suffix(".json").read_text())
+    assert numbers["sections"]["balance"]["runs"]["p"]["mean"]["value"] == pytest.approx(2 / 3, abs=0.05)
+    assert numbers["sections"]["coherence"]["state"] == "absent"
+
+
 def test_a_failed_section_is_named_and_the_page_written(runs, tmp_path, capsys):
     part = next((runs[0] / "gradients" / "hidden").glob("*.parquet"))
     part.write_bytes(b"PAR1")
@@ -78,7 +93,7 @@ def test_a_failed_section_is_named_and_the_page_written(runs, tmp_path, capsys):
 def test_the_help_has_an_example(capsys):
     with pytest.raises(SystemExit):
         main(["report", "--help"])
-    assert "example: sdo report" in capsys.readouterr().out
+    assert "examples: sdo report" in capsys.readouterr().out
 
 
 def test_a_page_that_is_there_is_replaced_when_told(runs, tmp_path):

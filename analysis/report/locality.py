@@ -1,0 +1,167 @@
+"""The report's sections on locality and exposure."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from analysis.exposure import run_exposure
+from analysis.exposure_plots import coverage_curves, exposure_histogram
+from analysis.locality_plots import signal_clouds
+from analysis.locality_study import RunLocality, locality_entry, run_locality
+from analysis.redraw_tests import Association
+from analysis.report.content import Absent, Cell, Picture, Section, Table, number
+from analysis.report.sections import Material
+from analysis.sample_pairs import Slope
+from sdo.errors import InputError
+
+_MOST_WORKERS = 8
+
+
+def locality_section(material: Material) -> Section | Absent:
+    """Whether batches, and steps, that are closer in embedding have gradients that agree more."""
+    if not material.runs:
+        return Absent("No run folder was given.")
+    found: dict[str, RunLocality] = {}
+    missing: dict[str, str] = {}
+    for name, run in material.runs.items():
+        signals = [signal for signal in run.signals if run.holds(signal)]
+        if not signals:
+            missing[name] = "it holds no gradients"
+            continue
+        try:
+            with warnings.catch_warnings():
+                # The plan said it when it was made; here it would be said with each re-draw.
+                warnings.filterwarnings("ignore", message="k = ")
+                found[name] = run_locality(
+                    run,
+                    embeddings=material.embeddings,
+                    signals=signals,
+                    redraws=material.redraws,
+                    workers=min(_MOST_WORKERS, os.cpu_count() or 1),
+                )
+        except InputError as error:
+            missing[name] = str(error)
+    if not found:
+        return Absent("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
+    rows = [row for name, one in found.items() for row in _rows(name, one)]
+    head = ("run", "signal", "steps: r", "p", "pairs of steps: r", "p", "pairs of samples: slope", "95 % interval")
+    table = Table(head, tuple(rows), "Embedding cosine against gradient cosine", texts=2)
+    pictures = []
+    for name, one in found.items():
+        for signal, of in one.signals.items():
+            if of.clouds:
+                figure, _ = signal_clouds(of, title=f"{signal}, {name}")
+                alt = f"Gradient cosine over embedding cosine of steps and pairs of samples: {signal}, {name}."
+                pictures.append(Picture.of(figure, alt=alt, caption=f"Locality of {signal}, {name}.", dpi=75))
+    words = [*(_sentence(name, one) for name, one in found.items())]
+    words += [f"{name} is left out: {reason}." for name, reason in missing.items()]
+    data: dict[str, Any] = {name: locality_entry(one) for name, one in found.items()}
+    data |= {name: {"signals": None, "reason": reason} for name, reason in missing.items()}
+    return Section(tuple(words), (table,), tuple(pictures), more=_WORDS, data={"runs": data})
+
+
+def exposure_section(material: Material) -> Section | Absent:
+    """How often samples were seen."""
+    if not material.runs:
+        return Absent("No run folder was given.")
+    found, missing = {}, []
+    for name, run in material.runs.items():
+        try:
+            found[name] = run_exposure(run)
+        except InputError as error:
+            missing.append(str(error))
+    if not found:
+        return Absent("; ".join(missing))
+    rows, data = [], {}
+    for name, one in found.items():
+        gini = one.gini()
+        entry: dict[str, Any] = {
+            "samples": len(one.times),
+            "seen": int((one.times > 0).sum()),
+            "mean": float(one.times.mean()),
+            "most": int(one.times.max()),
+            "gini": gini.value,
+            "histogram": one.histogram(),
+            "pools": one.pools,
+            "notes": list(one.notes),
+        }
+        if gini.reason is not None:
+            entry["gini_reason"] = gini.reason
+        data[name] = entry
+        pools = ", ".join(str(size) for size in list(one.pools.values())[:6])
+        rows.append(
+            (
+                Cell(name),
+                number(len(one.times), "{:d}"),
+                number(float(one.coverage[-1]), "{:.1%}"),
+                number(float(one.times.mean()), "{:.2f}"),
+                number(int(one.times.max()), "{:d}"),
+                number(gini, "{:.3f}"),
+                Cell(pools + (", …" if len(one.pools) > 6 else "") if pools else "–"),
+            )
+        )
+    head = ("run", "samples", "seen", "mean times", "most", "Gini", "pool by organizer epoch")
+    tables = (Table(head, tuple(rows), "How often samples were trained on"),)
+    histogram, _ = exposure_histogram(found)
+    coverage, _ = coverage_curves(found)
+    pictures = (
+        Picture.of(histogram, alt="Samples by how often they were seen, a colour a run.", caption="Times seen."),
+        Picture.of(
+            coverage, alt="Share of samples seen over the steps, a line a run.", caption="Coverage over the steps."
+        ),
+    )
+    words = tuple(f"{name}: {note}." for name, one in found.items() for note in one.notes)
+    return Section(words, tables, pictures, data={"runs": data})
+
+
+def _rows(name: str, one: RunLocality) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = []
+    for signal, of in one.signals.items():
+        slope = of.slope
+        rows.append(
+            (
+                Cell(name),
+                Cell(signal),
+                *_association(of.series, of.reasons.get("series")),
+                *_association(of.matrix, of.reasons.get("matrix")),
+                number(slope.value if slope else None, "{:+.3f}", slope.reason if slope else of.reasons.get("pairs")),
+                _slope_interval(slope, of.reasons.get("pairs")),
+            )
+        )
+    return rows
+
+
+def _association(found: Association | None, missing: str | None) -> tuple[Cell, Cell]:
+    if found is None:
+        return number(None, reason=missing), number(None, reason=missing)
+    return number(found.value, "{:+.3f}", found.reason), number(found.p, "{:.3f}", found.reason)
+
+
+def _slope_interval(slope: Slope | None, missing: str | None) -> Cell:
+    if slope is None or slope.low is None or slope.high is None:
+        return number(None, reason=missing if slope is None else slope.reason)
+    return Cell(f"{slope.low:+.3f} to {slope.high:+.3f}".replace("-", "−"))
+
+
+def _sentence(name: str, one: RunLocality) -> str:
+    if one.reason is not None:
+        return f"{name}: no p-values: {one.reason}."
+    told = []
+    for signal, of in one.signals.items():
+        for words, found in (("of batches", of.series), ("between steps", of.matrix)):
+            if found is not None and found.p is not None:
+                linked = "associated" if found.p < 0.05 else "not shown to be associated"
+                told.append(f"{signal} {words} is {linked} with embeddings (p = {found.p:.3f})")
+    return f"{name}: {'; '.join(told) or 'too few steps for a test'}. A p speaks of this run alone."
+
+
+_WORDS = (
+    "Steps: correlation over the steps of the within-batch embedding cosine with batch coherence, drift and exposure "
+    "removed. Pairs of steps: correlation of the cosine of batch centroids with step coherence, over pairs of steps "
+    "without a common sample. Both are compared with re-draws of the plan from other seeds, widened where the recorded "
+    "series depends on itself more than the re-draws do; the smallest p is 1/(re-draws + 1).",
+    "Pairs of samples: change of the gradients' cosine per unit of the embeddings' cosine between samples of one step, "
+    "its interval jackknifed over samples, since pairs share them.",
+)
