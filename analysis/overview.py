@@ -15,7 +15,7 @@ import numpy as np
 from analysis.coherence import BatchCoherence, StepSummary, batch_coherence, mean_pairwise_cosine
 from analysis.estimates import Estimate, describe
 from analysis.gram import gram_matrix, gram_measures
-from analysis.redraw import find_embeddings
+from analysis.redraw import find_embeddings, recorded_batches
 from analysis.runs import GradientRows, Run
 from sdo.errors import InputError
 
@@ -47,7 +47,7 @@ def within_batch_embedding_cosine(run: Run) -> Estimate:
         embeddings = find_embeddings(run)
     except InputError as error:
         return Estimate.undefined(str(error))
-    batches = [np.array(ids or [], dtype=np.int64) for ids in run.steps().column("sample_ids").to_pylist()]
+    _, batches, _ = recorded_batches(run)
     if any(np.any((ids < 0) | (ids >= len(embeddings))) for ids in batches):
         return Estimate.undefined("sample ids of the run are no rows of the embeddings")
     each = [mean_pairwise_cosine(embeddings.unit[ids]).value for ids in batches if len(ids)]

@@ -21,6 +21,7 @@ from analysis.report.sections import (
     reproduce_section,
     training_section,
 )
+from analysis.report.seeds import seeds_section
 from analysis.report.verdict import alerts, verdict
 from analysis.runs import Run
 from sdo.files import write_atomically
@@ -31,6 +32,7 @@ _PICTURE_BYTES = 640_000  # a third more as base64, so that the page stays under
 _LEAST_SCALE = 0.4  # smaller, nothing could be read
 _SECTIONS: tuple[tuple[str, str, Callable[[Material], Section | Absent]], ...] = (
     ("balance", "Balance over clusters", balance_section),
+    ("seeds", "Several seeds", seeds_section),
     ("training", "How training went", training_section),
     ("coherence", "Coherence", coherence_section),
     ("locality", "Locality", locality_section),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -171,31 +170,8 @@ def number(value: float | Estimate | None, pattern: str = "{:.3g}", reason: str 
     return Cell(pattern.format(shown).replace("-", "−"))
 
 
-def excerpt(text: str, longest: int = 280) -> str:
-    """Return one line of a dataset's text: spaces joined, invisible and direction-changing characters replaced, cut.
-
-    Parameters
-    ----------
-    text
-        Anything; only its beginning is looked at.
-    longest
-        Characters to keep.
-    """
-    head = text[: 8 * longest]
-    shown = "".join("\N{REPLACEMENT CHARACTER}" if _hidden(c) else c for c in head)
-    line = " ".join(shown.split())
-    if len(line) > longest or len(text) > len(head):
-        return line[: longest - 1].rstrip() + "…"
-    return line
-
-
 def join(names: Sequence[str]) -> str:
     """Return names as a list in words: ``a``, ``a and b``, ``a, b and c``."""
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _hidden(character: str) -> bool:
-    # Cc control, Cf format (direction overrides, zero widths), Cs surrogates, Co private use, Cn unassigned.
-    return unicodedata.category(character)[0] == "C" and character not in "\t\n\r"

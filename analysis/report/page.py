@@ -11,7 +11,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from analysis.report.content import Absent, Failed, Finding, Part, excerpt
+from analysis.cluster_texts import shown_text
+from analysis.report.content import Absent, Failed, Finding, Part
 
 
 def render(title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequence[str], parts: Sequence[Part]) -> str:
@@ -30,7 +31,7 @@ def render(title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequen
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False, keep_trailing_newline=True
     )
-    environment.filters |= {"base64": _base64, "size_attributes": _size_attributes, "excerpt": excerpt}
+    environment.filters |= {"base64": _base64, "size_attributes": _size_attributes, "shown_text": shown_text}
     template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
     css = Markup((folder / "page.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
     shown: list[dict[str, Any]] = [

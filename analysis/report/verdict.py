@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from analysis.report.content import Failed, Finding, Part, Section, join
 from analysis.report.sections import Material
+from analysis.report.seeds import kinds_of_run
 
 _RMSE = 0.02
 _RECORDER_SHARE = 0.05
@@ -29,7 +29,7 @@ def verdict(material: Material, parts: Mapping[str, Part]) -> list[Finding]:
     for part in parts.values():
         if isinstance(part.content, Section):
             findings += part.content.findings
-    groups = _groups(material)
+    groups = kinds_of_run(material)
     if len(material.runs) > 1 and len(groups) > 1 and min(map(len, groups.values())) < 2:
         alone = join([name for name, runs in groups.items() if len(runs) == 1])
         findings.append(
@@ -64,18 +64,6 @@ def alerts(material: Material, parts: Mapping[str, Part]) -> list[str]:
         if isinstance(part.content, Section):
             found += part.content.alerts
     return found
-
-
-def _groups(material: Material) -> dict[str, list[str]]:
-    """Group runs that differ in nothing but their seed by organizer, and by options where the name does not tell."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, run in material.runs.items():
-        organizer = run.info.get("organizer") or {}
-        options = (organizer.get("options") or {}).items()
-        told = " ".join(f"{key}={value}" for key, value in options if key != "seed")
-        groups[str(organizer.get("name", "no organizer")), told].append(name)
-    names = [name for name, _ in groups]
-    return {name if names.count(name) == 1 else f"{name} {told}": runs for (name, told), runs in groups.items()}
 
 
 def _status(material: Material) -> list[str]:

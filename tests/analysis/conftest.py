@@ -99,6 +99,20 @@ class RunWriter:
         pq.write_table(pa.Table.from_pylist(rows, schema=schema), file)
         return file
 
+    def evaluations(self, name, scores):
+        """Write {step: scores of samples 0, 1, …}."""
+        folder = self.path / "evaluations"
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = [
+            {"step": step, "name": name, "sample_id": i, "score": None if score is None else float(score)}
+            for step, values in scores.items()
+            for i, score in enumerate(values)
+        ]
+        types = {"step": pa.int64(), "name": pa.string(), "sample_id": pa.int64(), "score": pa.float64()}
+        table = pa.Table.from_pylist(rows, schema=pa.schema(list(types.items())))
+        pq.write_table(table, folder / f"part-{min(scores):08d}-{max(scores):08d}.parquet")
+        return self
+
 
 def write_training(
     path, *, steps=60, samples=40, batch=4, k=16, pull=1.0, seed=0, signals=("hidden",), batches=None, **info

@@ -45,7 +45,7 @@ def test_within_batch_cosine_is_the_mean_over_pairs_and_steps(embedded):
     [
         (None, "notes no embeddings"),
         ({"path": "nowhere.npy"}, "is not there"),
-        ({"path": "E.npy", "fingerprint": "0" * 64}, "has changed"),
+        ({"path": "E.npy", "fingerprint": "0" * 64}, "has changed since"),
     ],
 )
 def test_embeddings_that_cannot_be_used_leave_a_reason(make_training, noted, reason):

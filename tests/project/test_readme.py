@@ -67,7 +67,7 @@ def test_python_snippets_run_in_their_order(desk, monkeypatch, capsys):
         "dataset": Dataset.from_list([{"prompt": r["question"], "completion": r["answer"]} for r in rows]),
     }
     snippets = blocks("python")
-    assert len(snippets) == 6
+    assert len(snippets) == 7
     for snippet in snippets:
         code = snippet.replace("train_dataset=dataset", "train_dataset=dataset, eval_dataset=dataset")
         exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - the README's own code
@@ -100,12 +100,50 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
         arguments = [word.replace("runs/", "command-runs/") for word in arguments]
         assert main(arguments) == 0, capsys.readouterr().err
         ran.append(words[1])
-    assert ran == ["embed", "plan", "doctor", "sft", "sft", "coherence", "balance", "report"]
+    analysed = ["coherence", "locality", "exposure", "balance", "report"]
+    assert ran == ["embed", "plan", "doctor", "sft", "sft", *analysed]
     assert (folder / "PLAN.parquet").is_file()
     assert (folder / "coherence" / "coherence.json").is_file()
     assert list((folder / "coherence").glob("*.png"))
     assert (folder / "balance" / "balance.json").is_file()
     assert (folder / "report.html").is_file()
+
+
+def test_commands_of_other_trainers_run(desk, monkeypatch, capsys):
+    import json
+
+    import numpy as np
+
+    from diagnostics.runlog import RunLog
+    from sdo.cli.main import main
+
+    folder, rows = desk
+    monkeypatch.chdir(folder)
+    answers = [row["answer"] for row in rows]
+    pairs = [
+        {"prompt": row["question"], "chosen": right, "rejected": wrong}
+        for row, right, wrong in zip(rows, answers, answers[1:] + answers[:1], strict=True)
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    both = ["model_name_or_path: tiny", "use_cpu: true", "bf16: false", "save_strategy: 'no'", "max_steps: 2"]
+    both += ["per_device_train_batch_size: 4", "organizer: {embeddings: E.npy, seed: 1}"]
+    (folder / "pairs.yaml").write_text("\n".join([*both, "dataset_name: pairs.jsonl", "output_dir: output"]))
+    grpo = ["dataset_name: train.jsonl", "prompt_column: question", "num_generations: 2", "max_completion_length: 4"]
+    (folder / "prompts.yaml").write_text("\n".join([*both, *grpo]))
+    for seed in (1, 2):
+        for kind in ("uniform", "sdo"):
+            log = RunLog.create(folder / "seeds" / f"{kind}-{seed}", {"seeds": {"seed": seed}})
+            log.add_evaluation(1, "eval_loss", np.arange(3), np.arange(3) / seed)
+            log.close()
+    ran = []
+    for line in blocks("bash")[2].splitlines():
+        words = shlex.split(line, comments=True)[1:]
+        words = [word.replace("runs/", "seeds/") if words[0] == "compare" else word for word in words]
+        assert main(words) == 0, capsys.readouterr().err
+        ran.append(words[0])
+    assert ran == ["doctor", "dpo", "grpo", "compare"]
+    assert (folder / "runs" / "dpo" / "run.json").is_file()
+    assert list((folder / "runs" / "grpo" / "evaluations").glob("*.parquet"))
 
 
 def test_embedding_commands_run(desk, tiny_bert, monkeypatch, capsys):
@@ -119,7 +157,7 @@ def test_embedding_commands_run(desk, tiny_bert, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     chats = [[{"role": "user", "content": row["question"]}] for row in rows]
     pq.write_table(pa.table({"messages": chats, "uid": [f"q{i}" for i in range(len(rows))]}), "train.parquet")
-    by_model, from_hub = blocks("bash")[2].replace("\\\n", " ").splitlines()
+    by_model, from_hub = blocks("bash")[3].replace("\\\n", " ").splitlines()
     argv = by_model.replace("sentence-transformers/all-MiniLM-L6-v2", str(tiny_bert))
     assert main(shlex.split(argv)[1:]) == 0
     assert (folder / "chats.npz").is_file()

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from io import BytesIO
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
@@ -119,7 +120,7 @@ def test_what_is_missing_is_named(make_run):
     report = build_report({"empty": Run.open(make_run("empty").path)})
     sections = report.numbers["sections"]
     absent = [key for key, part in sections.items() if part["state"] == "absent"]
-    assert absent == ["balance", "training", "coherence", "locality", "exposure", "weakest"]
+    assert absent == ["balance", "seeds", "training", "coherence", "locality", "exposure", "weakest"]
     assert sections["provenance"]["state"] == "shown"
     assert "no signal in common" in sections["coherence"]["reason"]
     assert "it holds no gradients" in sections["locality"]["reason"]
@@ -261,3 +262,40 @@ def test_locality_without_embeddings_says_which_run_lacks_them(runs, organised):
     assert "planned" in entries
     assert entries["sdo"]["signals"] is None
     assert "embeddings" in entries["sdo"]["reason"]
+
+
+@pytest.fixture
+def scored(make_training):
+    """Six seeds of two kinds of run, evaluated twice; the second kind is better by about 0.5."""
+    rng = np.random.default_rng(2)
+    runs = {}
+    for kind, level in (("uniform", 2.0), ("sdo", 1.5)):
+        for seed in range(6):
+            organizer = {"name": kind, "options": {"seed": seed}}
+            writer = make_training(f"{kind}-{seed}", steps=10, organizer=organizer, seeds={"seed": seed})
+            writer.evaluations("eval_loss", {5: 3.0 + rng.normal(size=4), 10: level + 0.05 * rng.normal(size=4)})
+            runs[writer.path.name] = Run.open(writer.path)
+    return runs
+
+
+def test_several_seeds_give_a_verdict(scored):
+    report = build_report(scored)
+    entry = report.numbers["sections"]["seeds"]["against"]["sdo"]["measures"]["eval_loss"]
+    means = {
+        name: np.mean(run.evaluations().filter(pc.field("step") == 10).column("score").to_pylist())
+        for name, run in scored.items()
+    }
+    slow = np.mean([means[f"sdo-{seed}"] - means[f"uniform-{seed}"] for seed in range(6)])
+    assert entry[-1]["step"] == 10
+    assert entry[-1]["mean"] == pytest.approx(slow)
+    assert entry[-1]["sign_flip_p"] == 2 / 2**6
+    finding = report.numbers["verdict"][0]
+    assert finding["tone"] == "better"
+    assert f"{slow:+.4g}".replace("-", "−") in finding["words"]
+
+
+def test_two_seeds_can_give_no_verdict(scored):
+    few = {name: run for name, run in scored.items() if name[-1] in "01"}
+    report = build_report(few)
+    assert report.numbers["verdict"][0]["tone"] == "undetermined"
+    assert "cannot reach 0.05" in report.numbers["verdict"][0]["words"]

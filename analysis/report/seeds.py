@@ -1,0 +1,111 @@
+"""The report's section on several seeds: what the difference between two kinds of run is worth."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict
+from typing import Any
+
+from analysis.exposure_plots import seed_differences
+from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number
+from analysis.report.sections import Material
+from analysis.seeds import FEW_PAIRS, PairedComparison, SeedComparison, compare_seeds, pair_runs
+
+_LEVEL = 0.05
+# What the name of a measure says of its direction; of others no better or worse is said.
+_LOWER, _HIGHER = ("loss",), ("correct", "accuracy", "reward", "margin")
+
+
+def kinds_of_run(material: Material) -> dict[str, list[str]]:
+    """Group runs that differ in nothing but their seed by organizer, and by options where the name does not tell."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, run in material.runs.items():
+        organizer = run.info.get("organizer") or {}
+        options = (organizer.get("options") or {}).items()
+        told = " ".join(f"{key}={value}" for key, value in options if key != "seed")
+        groups[str(organizer.get("name", "no organizer")), told].append(name)
+    names = [name for name, _ in groups]
+    return {name if names.count(name) == 1 else f"{name} {told}": runs for (name, told), runs in groups.items()}
+
+
+def seeds_section(material: Material) -> Section | Absent:
+    """Paired comparisons of each kind of run with the first kind, at each checkpoint."""
+    kinds = kinds_of_run(material)
+    several = {kind: runs for kind, runs in kinds.items() if len(runs) > 1}
+    if len(several) < 2:
+        return Absent(
+            "Two kinds of run with at least two seeds each are compared here, pair by pair; one seed gives no verdict."
+        )
+    (baseline, first), *others = several.items()
+    tables: list[Table] = []
+    pictures: list[Picture] = []
+    findings: list[Finding] = []
+    words: list[str] = []
+    data: dict[str, Any] = {"baseline": baseline, "against": {}}
+    for kind, runs in others:
+        pairing = pair_runs([material.runs[name] for name in first], [material.runs[name] for name in runs])
+        found = compare_seeds(pairing)
+        words.append(f"{kind} against {baseline}: {len(pairing.baseline)} pairs of runs, paired by {pairing.by}.")
+        for one in found:
+            tables.append(_table(one, kind, baseline))
+            figure, _ = seed_differences(one)
+            caption = f"{one.measure}: {kind} minus {baseline}, a line a pair."
+            pictures.append(Picture.of(figure, alt=caption, caption=caption))
+            findings.append(_finding(one, kind, baseline))
+            words += [f"{note}." for note in one.notes]
+        data["against"][kind] = {
+            "pairs": len(pairing.baseline),
+            "paired_by": pairing.by,
+            "measures": {one.measure: _entries(one) for one in found},
+        }
+    return Section(tuple(words), tuple(tables), tuple(pictures), more=_WORDS, findings=tuple(findings), data=data)
+
+
+def _entries(one: SeedComparison) -> list[dict[str, Any]]:
+    return [{"step": step, **asdict(found)} for step, found in zip(one.steps, one.comparisons, strict=True)]
+
+
+def _table(one: SeedComparison, kind: str, baseline: str) -> Table:
+    rows = []
+    for step, found in zip(one.steps, one.comparisons, strict=True):
+        interval = number(None, reason=found.reason)
+        if found.low is not None and found.high is not None:
+            interval = Cell(f"{found.low:+.4g} to {found.high:+.4g}".replace("-", "−"))
+        rows.append(
+            (
+                Cell(str(step)),
+                number(found.mean, "{:+.4g}"),
+                interval,
+                number(found.p, "{:.3f}", found.reason),
+                number(found.cohens_d_paired, "{:+.2f}", found.reason),
+                number(found.sign_flip_p, "{:.3f}"),
+                number(found.smallest_sign_flip_p, "{:.3f}"),
+            )
+        )
+    head = ("step", "mean difference", "95 % interval (t)", "p (t)", "Cohen's d, paired", "p (sign flips)", "least p")
+    return Table(head, tuple(rows), f"{one.measure}: {kind} minus {baseline}, {one.comparisons[0].n} pairs")
+
+
+def _finding(one: SeedComparison, kind: str, baseline: str) -> Finding:
+    last = one.comparisons[-1]
+    told = f"{one.measure} after {one.steps[-1]} steps: {kind} minus {baseline} is {last.mean:+.4g}"
+    told += f" over {last.n} pairs of seeds (sign-flip p = {last.sign_flip_p:.3f})."
+    if last.n < FEW_PAIRS:
+        told += f" So few pairs cannot reach {_LEVEL}: {FEW_PAIRS} can."
+    return Finding(_tone(one.measure, last), told.replace("-", "−").replace("sign−flip", "sign-flip"))
+
+
+def _tone(measure: str, found: PairedComparison) -> str:
+    if found.sign_flip_p >= _LEVEL:
+        return "undetermined"
+    lower = any(word in measure for word in _LOWER)
+    if lower == any(word in measure for word in _HIGHER):
+        return "plain"
+    return "better" if (found.mean < 0) == lower else "worse"
+
+
+_WORDS = (
+    "Differences are between runs of one seed each, pair by pair. Paired t-test with its interval; Cohen's d is the "
+    "mean difference over its standard deviation (d_z). The sign-flip test asks how often the mean would be as large "
+    "if each sign could as well be the other; with n pairs its p is at least 2 / 2^n.",
+)
