@@ -20,6 +20,7 @@ from diagnostics.batch_ids import BatchIds
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import SampleLosses
 from diagnostics.names import adapter_names, resolve_name
+from diagnostics.shards import Place, local_part, place_of
 from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
 from sdo.errors import InputError
 
@@ -42,11 +43,11 @@ class MicroBatch:
     losses
         Their losses, where the forward pass gave them.
     weight
-        Shape ``(k,)``, sketch of the parameter's gradient of this pass alone.
+        Shape ``(k,)``, sketch of the parameter's gradient of this pass alone, as a share of the step's gradient.
     weight_norm
-        Its exact 2-norm.
+        The 2-norm of that share, exact.
     hidden
-        Shape ``(b, H)``, float32, one gradient row a sample.
+        Shape ``(b, H)``, float32, one gradient row a sample; shares of the step's gradient too.
     """
 
     ids: BatchIds
@@ -156,14 +157,36 @@ def find_decoder(model: nn.Module) -> tuple[nn.Module, int]:
     return decoder, int(unwrapped.config.get_text_config().hidden_size)
 
 
+@dataclass(frozen=True)
+class Update:
+    """The gradient of the ``weight`` signal as the optimizer is given it: reduced, perhaps clipped, never scaled.
+
+    Attributes
+    ----------
+    norm
+        Its exact 2-norm; of a sharded gradient that of this process's part.
+    sketch
+        Shape ``(k,)``; only where the raw gradient's norm has to be found through it.
+    """
+
+    norm: float
+    sketch: torch.Tensor | None
+
+
 @dataclass(eq=False)
 class WeightTap:
     """Catches the gradient of one parameter, micro-batch by micro-batch and accumulated.
 
     Attributes
     ----------
+    share
+        What this process's gradients are multiplied by to become shares of the step's gradient: one over the number of
+        processes, whose mean DDP takes.
     step_norm
-        Exact 2-norm of the accumulated gradient before clipping; None until the step's last backward pass.
+        Exact 2-norm of the accumulated gradient before clipping, None until the step's last backward pass; of a sharded
+        gradient that of this process's part. Left None where this process alone does not know it.
+    shard
+        Shape ``(k,)``, sketch of this process's part of the accumulated gradient of a sharded parameter.
     """
 
     weight: NamedWeight
@@ -171,15 +194,21 @@ class WeightTap:
     check: SketchCheck | None
     current: Current
     clock: Clock
+    place: Place | None = None
+    share: float = 1.0
     step_norm: float | None = None
+    shard: torch.Tensor | None = None
     _handles: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Module, name: str | None, k: int, current: Current, clock: Clock) -> WeightTap:
+    def of(
+        cls, model: nn.Module, name: str | None, k: int, current: Current, clock: Clock, share: float = 1.0
+    ) -> WeightTap:
         """Make the tap of a parameter, as :func:`find_weight` finds it, with sketches of length k."""
         weight = find_weight(model, name)
-        sketch = GradientSketch(tuple(weight.parameter.shape), k=k)
-        return cls(weight=weight, sketch=sketch, check=SketchCheck(), current=current, clock=clock)
+        sketch, place = GradientSketch(tuple(weight.parameter.shape), k=k), place_of(weight.parameter)
+        check = None if place else SketchCheck()  # no process has the whole of a sharded gradient
+        return cls(weight=weight, sketch=sketch, check=check, current=current, clock=clock, place=place, share=share)
 
     def register(self) -> None:
         """Hook the parameter."""
@@ -195,16 +224,46 @@ class WeightTap:
             handle.remove()
         self._handles = []
 
+    def begin_step(self) -> None:
+        """Forget the step before."""
+        self.step_norm = self.shard = None
+
+    def fired(self, micros: list[MicroBatch]) -> bool:
+        """Whether the parameter got a gradient in this step."""
+        return self.shard is not None or any(micro.weight is not None for micro in micros)
+
+    def look_at_update(self, leads: bool) -> Update | None:
+        """Look at the gradient that the optimizer is given.
+
+        Parameters
+        ----------
+        leads
+            Whether this process writes the step's row.
+        """
+        grad = self.weight.parameter.grad
+        if grad is None:
+            return None
+        if self.place is not None:
+            return Update(norm=exact_norm(local_part(grad)) if self.place.counts else 0.0, sketch=None)
+        if self.share == 1.0:
+            return Update(norm=exact_norm(grad), sketch=None)
+        if not leads:
+            return None
+        sketched = self.sketch.sketch(grad)
+        if self.check is not None:  # a clipped gradient has the cosines of the raw one
+            self.check.add(self.current()[0], grad, sketched)
+        return Update(norm=exact_norm(grad), sketch=sketched)
+
     def _on_gradient(self, grad: torch.Tensor) -> None:
         """One backward pass alone; the parts of a shared parameter under reentrant checkpointing come one by one."""
         _, micros = self.current()
-        if not micros:
+        if not micros or self.place is not None:
             return
         with self.clock():
             micro = micros[-1]
-            sketched = self.sketch.sketch(grad.detach())
+            sketched = self.sketch.sketch(grad.detach()) * self.share
             if micro.weight is None:
-                micro.weight, micro.weight_norm = sketched, exact_norm(grad.detach())
+                micro.weight, micro.weight_norm = sketched, exact_norm(grad.detach()) * self.share
             else:
                 micro.weight = micro.weight + sketched
                 micro.weight_norm = None
@@ -215,21 +274,29 @@ class WeightTap:
         if not micros or not GradientState().sync_gradients or parameter.grad is None:
             return
         with self.clock():
-            single = len(micros) == 1 and micros[0].weight_norm is not None
-            self.step_norm = micros[0].weight_norm if single else exact_norm(parameter.grad)
-            if self.check is not None:
-                self.check.add(step, parameter.grad, self.step_sketch(micros))
+            if self.place is not None:
+                part = local_part(parameter.grad)
+                if not self.place.counts:
+                    part = part[:0]
+                self.shard = self.sketch.sketch_shard(part, self.place.offset if self.place.counts else 0)
+                self.step_norm = exact_norm(part)
+            elif self.share == 1.0:
+                single = len(micros) == 1 and micros[0].weight_norm is not None
+                self.step_norm = micros[0].weight_norm if single else exact_norm(parameter.grad)
+                if self.check is not None:
+                    self.check.add(step, parameter.grad, self.step_sketch(micros).float())
 
-    @staticmethod
-    def step_sketch(micros: list[MicroBatch]) -> torch.Tensor:
-        """Sum of the micro-batches' sketches, shape ``(k,)``: the sketch is linear."""
+    def step_sketch(self, micros: list[MicroBatch]) -> torch.Tensor:
+        """Return this process's part of the step's sketch, shape ``(k,)``, float64: the sketch is linear."""
+        if self.shard is not None:
+            return self.shard.double()
         parts = [m.weight for m in micros if m.weight is not None]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).double().sum(dim=0).float()
+        return torch.stack(parts).double().sum(dim=0) if parts else torch.zeros(self.sketch.stored).double()
 
 
 @dataclass(eq=False)
 class HiddenTap:
-    """Catches the gradient at the decoder's output, one row a sample."""
+    """Catches the gradient at the decoder's output, one row a sample; ``share`` as for :class:`WeightTap`."""
 
     decoder: nn.Module
     sketch: GradientSketch
@@ -237,10 +304,13 @@ class HiddenTap:
     sequences: int
     current: Current
     clock: Clock
+    share: float = 1.0
     _handles: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Module, k: int, current: Current, clock: Clock, *, sequences: int = 1) -> HiddenTap:
+    def of(
+        cls, model: nn.Module, k: int, current: Current, clock: Clock, share: float = 1.0, *, sequences: int = 1
+    ) -> HiddenTap:
         """Make the tap of a model, as :func:`find_decoder` finds it, with sketches of length k.
 
         ``sequences`` is how many a sample has in one forward pass, see :class:`diagnostics.kinds.TrainerKind`.
@@ -248,7 +318,7 @@ class HiddenTap:
         decoder, width = find_decoder(model)
         sketch = GradientSketch((width,), k=k)
         check = None if sketch.kind == "identity" else SketchCheck()
-        return cls(decoder=decoder, sketch=sketch, check=check, sequences=sequences, current=current, clock=clock)
+        return cls(decoder, sketch, check, sequences, current, clock, share)
 
     def register(self) -> None:
         """Hook the decoder."""
@@ -260,12 +330,14 @@ class HiddenTap:
             handle.remove()
         self._handles = []
 
-    def check_step(self, step: int, micros: list[MicroBatch]) -> None:
+    def fired(self, micros: list[MicroBatch]) -> bool:
+        """Whether a gradient reached the decoder's output in this step."""
+        return any(micro.hidden is not None for micro in micros)
+
+    def check_step(self, step: int, total: torch.Tensor) -> None:
         """Compare the sketch of a step's vector with the vector; only vectors longer than a sketch need it."""
-        parts = [m.hidden.double().sum(dim=0) for m in micros if m.hidden is not None]
-        if self.check is not None and parts:
-            total = torch.stack(parts).sum(dim=0).float()
-            self.check.add(step, total, self.sketch.sketch(total))
+        if self.check is not None:
+            self.check.add(step, total.float(), self.sketch.sketch(total.float()))
 
     def _on_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         hidden = getattr(output, "last_hidden_state", None)
@@ -284,7 +356,7 @@ class HiddenTap:
 
         def on_gradient(grad: torch.Tensor) -> None:
             with self.clock():
-                summed = grad.detach().sum(dim=1, dtype=torch.float64)
+                summed = grad.detach().sum(dim=1, dtype=torch.float64) * self.share
                 rows = summed.view(self.sequences, samples, -1).sum(dim=0).float()
                 micro.hidden = rows if micro.hidden is None else micro.hidden + rows
 

@@ -218,15 +218,47 @@ class GradientSketch:
         """
         if tuple(grad.shape) != self.shape:
             raise InputError(f"gradient has shape {tuple(grad.shape)}; the sketch was made for {self.shape}")
-        if grad.layout != torch.strided or not grad.is_floating_point():
-            raise InputError(f"gradient is {grad.layout}, {grad.dtype}; expected a dense floating tensor")
-        return self._sketch_rows(_matrix(grad, (self._rows, self._cols)), 0)
+        return self.sketch_shard(grad, 0)
 
-    def _sketch_rows(self, matrix: torch.Tensor, row_offset: int) -> torch.Tensor:
-        """Sketch the rows from row_offset on, the others being zero; the shards' sketches add up."""
+    def sketch_shard(self, shard: torch.Tensor, offset: int) -> torch.Tensor:
+        """Sketch a part of a gradient, all else being zero: the parts' sketches add up to the whole gradient's.
+
+        Parameters
+        ----------
+        shard
+            Consecutive slices along the gradient's first dimension, as FSDP2 cuts it; it may be empty.
+        offset
+            Index of the first of them.
+
+        Returns
+        -------
+        torch.Tensor
+            (stored,) float32, as from `sketch`.
+
+        Raises
+        ------
+        InputError
+            If the part does not lie inside the gradient, or it is sparse or not of a floating type.
+        """
+        count = shard.shape[0] if shard.ndim else 1
+        length = self.shape[0] if self.shape else 1
+        if tuple(shard.shape[1:]) != self.shape[1:] or not 0 <= offset <= length - count:
+            raise InputError(
+                f"a part of shape {tuple(shard.shape)} at {offset} does not lie inside a gradient of shape {self.shape}"
+            )
+        if shard.layout != torch.strided or not shard.is_floating_point():
+            raise InputError(f"gradient is {shard.layout}, {shard.dtype}; expected a dense floating tensor")
+        if not shard.numel():
+            return torch.zeros(self.stored, dtype=torch.float32, device=shard.device)
+        if len(self.shape) > 1:
+            return self._sketch_block(_matrix(shard, (count, self._cols)), offset, 0)
+        return self._sketch_block(_matrix(shard, (1, count)), 0, offset)
+
+    def _sketch_block(self, matrix: torch.Tensor, row_offset: int, col_offset: int) -> torch.Tensor:
+        """Sketch whole rows from row_offset on, or a piece of the only row there is."""
         if self.kind == "identity":
             out = torch.zeros(self.stored, dtype=torch.float32, device=matrix.device)
-            start = row_offset * self._cols
+            start = row_offset * self._cols + col_offset
             out[start : start + matrix.numel()] = matrix.reshape(-1)
             return out
         tables = self._tables_on(matrix.device)
@@ -234,7 +266,7 @@ class GradientSketch:
         # signs, and no copy of a float32 gradient (multiplying first took 1.4 times as long).
         signed = torch.zeros(2 * self.k, dtype=torch.float32, device=matrix.device)
         if self.row_buckets is None:
-            self._add_flat(signed, matrix, tables, row_offset, 0)
+            self._add_flat(signed, matrix, tables, row_offset, col_offset)
         else:
             width = FOLD_ENTRIES // (2 * self.row_buckets)
             index = tables["rows"][row_offset : row_offset + matrix.shape[0]]

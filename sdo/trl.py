@@ -13,13 +13,14 @@ from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.launch import check_launch, no_ids_came, require_positions
+from diagnostics.processes import Processes
 from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
 from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
 from sdo.organizer import Organizer
 from sdo.plan import Plan, describe_difference
-from sdo.sampler import OrganizedSampler
+from sdo.sampler import OrganizedSampler, process_share
 
 _STATE = "OrganizerCallback"
 
@@ -30,8 +31,8 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     Parameters
     ----------
     trainer
-        An ``SFTTrainer`` or a plain ``transformers.Trainer``, in one process, with a map-style training dataset. Only
-        this object changes.
+        An ``SFTTrainer`` or a plain ``transformers.Trainer``, in one process or in each of several under DDP, with a
+        map-style training dataset. Only this object changes.
     organizer
         :class:`~sdo.SDO` or :class:`~sdo.Uniform`.
     id_column
@@ -52,9 +53,9 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
 
     Notes
     -----
-    One optimizer step trains exactly one batch of ``per_device_train_batch_size * gradient_accumulation_steps``
-    samples. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own epochs run on underneath. The
-    trainer's log carries ``sdo/…`` figures, see :func:`diagnostics.log_scalars`.
+    One optimizer step trains exactly one batch of ``per_device_train_batch_size * gradient_accumulation_steps *
+    world_size`` samples, over all processes. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own
+    epochs run on underneath. The trainer's log carries ``sdo/…`` figures, see :func:`diagnostics.log_scalars`.
     """
     for refusal in _refusals(trainer):
         raise InputError(refusal)
@@ -131,6 +132,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._ids: list[int] = []
         self._loss_scale = 1.0
         self._skipped: list[int] = []
+        self._processes = Processes()
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
         channel.subscribe(self.note_ids)
 
@@ -149,6 +151,8 @@ class OrganizerCallback(TrainerCallback, ExportableState):
                 f"one optimizer step now takes {self._step_samples()} samples; the plan was bound to "
                 f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
             )
+        self._processes = Processes.of(args)
+        self._processes.same(self._plan.fingerprint, "the plan")
         self._skipped = []
         if state.global_step > 0:
             self._skipped = _verify_checkpoint(state, self._plan)
@@ -172,9 +176,10 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         planned = self._plan.batch(step)
         if not self._ids:
             raise RuntimeError(f"step {step}: {no_ids_came()}")
-        if sorted(self._ids) != sorted(planned.tolist()):
+        expected = process_share(planned, int(args.train_batch_size), self._processes)
+        if sorted(self._ids) != sorted(expected.tolist()):
             raise RuntimeError(
-                f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(planned.tolist())}; "
+                f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(expected.tolist())}; "
                 "something else changed the data loader of this trainer"
             )
         if update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
@@ -193,9 +198,9 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
 
 def _step_samples(trainer: Trainer) -> int:
-    """Samples of one optimizer step, B."""
+    """Samples of one optimizer step, B, over all processes."""
     args = trainer.args
-    return int(args.train_batch_size) * int(args.gradient_accumulation_steps)
+    return int(args.train_batch_size) * int(args.gradient_accumulation_steps) * int(args.world_size)
 
 
 def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id") -> list[str]:
@@ -251,14 +256,6 @@ def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
         "auto_find_batch_size": (
             getattr(args, "auto_find_batch_size", False),
             "the plan is bound to one batch size; mend: set per_device_train_batch_size",
-        ),
-        "split_batches": (
-            trainer.accelerator.split_batches,
-            "it changes what a step trains; mend: leave it out of accelerator_config",
-        ),
-        "dispatch_batches": (
-            bool(trainer.accelerator.dispatch_batches),
-            "it changes what a step trains; mend: leave it out of accelerator_config",
         ),
         "restore_callback_states_from_checkpoint": (
             args.restore_callback_states_from_checkpoint,

@@ -518,15 +518,6 @@ def test_a_loss_that_drops_the_ids_is_explained(kit, tmp_path):
     assert recorded.hooks() == recorded.hooks_before
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"world_size": 2}, "training runs on 2 devices"), ({"n_gpu": 4}, "training runs on 4 devices")],
-)
-def test_several_devices_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        check_launch(TrainingArguments, SimpleNamespace(**{"world_size": 1, "n_gpu": 1, **changes}))
-
-
 def test_arguments_of_other_trl_trainers_are_refused():
     with pytest.raises(InputError, match="got a DPOConfig; this version supports SFTTrainer"):
         check_launch(DPOConfig, SimpleNamespace())

@@ -216,7 +216,7 @@ def test_linear_and_shards_add_up(shape):
     torch.testing.assert_close(sketcher.sketch(a) + sketcher.sketch(b), sketcher.sketch(a + b))
     torch.testing.assert_close(sketcher.sketch(-3 * a), -3 * sketcher.sketch(a))
     cut = shape[0] // 2
-    shards = sketcher._sketch_rows(a[:cut], 0) + sketcher._sketch_rows(a[cut:], cut)
+    shards = sketcher.sketch_shard(a[:cut], 0) + sketcher.sketch_shard(a[cut:], cut)
     torch.testing.assert_close(shards, sketcher.sketch(a))
 
 
