@@ -109,7 +109,7 @@ class GradientRecorder(TrainerCallback, ExportableState):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the step's gradients; its own row waits for what the trainer logs about it."""
         if self._recording is not None:
-            self._recording.end_step(float(state.epoch), saving=control.should_save)
+            self._recording.end_step(float(state.epoch), kwargs.get("optimizer"), saving=control.should_save)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let all processes' rows be on disk before the checkpoint that may be written now."""

@@ -22,7 +22,7 @@ from diagnostics.losses import held_out_scores, sample_losses
 from diagnostics.processes import Processes
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow
-from diagnostics.scaling import loss_scale
+from diagnostics.scaling import loss_scale, update_was_skipped
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, Update, WeightTap
 from diagnostics.step_rows import hidden_rows, weight_rows
 from diagnostics.step_total import StepTotal, total_step
@@ -177,13 +177,15 @@ class Recording:
                 # By now the gradient is unscaled.
                 self._update = self._weight.look_at_update(self._processes.leads)
 
-    def end_step(self, trainer_epoch: float, *, saving: bool) -> None:
+    def end_step(self, trainer_epoch: float, optimizer: Any, *, saving: bool) -> None:
         """Write the step's gradients and keep its row until the trainer has logged.
 
         Parameters
         ----------
         trainer_epoch
             The trainer's epoch after the update, a fraction.
+        optimizer
+            Tells whether the update was skipped.
         saving
             Whether a checkpoint is about to be written. Process 0 does that, and must find the others' rows on disk.
         """
@@ -214,6 +216,7 @@ class Recording:
                 "grad_norm": None,
                 "clipped": total.clipped,
                 "loss_scale": self._loss_scale,
+                "skipped": update_was_skipped(optimizer, self._loss_scale),
                 "tokens": total.tokens,
                 "seconds": seconds,
                 "sample_ids": total.sample_ids,

@@ -16,6 +16,7 @@ from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.processes import Processes
 from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
+from sdo.checkpoints import dataset_digest
 from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
 from sdo.organizer import Organizer
@@ -88,7 +89,8 @@ class Handle:
             )
         self._channel.plan = plan
         self._channel.name_positions(dataset_ids, source)
-        self._callback = OrganizerCallback(plan, self._channel, lambda: _step_samples(trainer))
+        content = dataset_digest(trainer.train_dataset, dataset_ids)
+        self._callback = OrganizerCallback(plan, self._channel, lambda: _step_samples(trainer), content)
         self._channel.trained = self._callback.trained
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
@@ -125,8 +127,11 @@ class OrganizerCallback(TrainerCallback, ExportableState):
     transformers stores its state in each checkpoint under the class's name.
     """
 
-    def __init__(self, plan: Plan, channel: IdChannel, step_samples: Callable[[], int]) -> None:
+    def __init__(
+        self, plan: Plan, channel: IdChannel, step_samples: Callable[[], int], content: str | None = None
+    ) -> None:
         self._plan = plan
+        self._content = content
         self._channel = channel
         self._step_samples = step_samples
         self._ids: list[int] = []
@@ -142,7 +147,8 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must remember: what the plan is a function of, and updates that did not happen."""
-        return {"args": {}, "attributes": {"plan": self._plan.describe(), "skipped_steps": list(self._skipped)}}
+        attributes = {"plan": self._plan.describe(), "dataset": self._content, "skipped_steps": list(self._skipped)}
+        return {"args": {}, "attributes": attributes}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
@@ -153,9 +159,10 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             )
         self._processes = Processes.of(args)
         self._processes.same(self._plan.fingerprint, "the plan")
+        self._processes.same(self._content or "unknown", "the dataset")
         self._skipped = []
         if state.global_step > 0:
-            self._skipped = _verify_checkpoint(state, self._plan)
+            self._skipped = _verify_checkpoint(state, self._plan, self._content)
         self.trained[:] = self._plan.counts(state.global_step)
         for step in self._skipped:
             self.trained[self._plan.positions(self._plan.batch(step))] -= 1
@@ -328,8 +335,11 @@ def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -
     return rows, source
 
 
-def _verify_checkpoint(state: Any, plan: Plan) -> list[int]:
-    """Refuse to continue a checkpoint under another plan, naming the first difference; return its skipped steps."""
+def _verify_checkpoint(state: Any, plan: Plan, content: str | None) -> list[int]:
+    """Refuse to continue a checkpoint under another plan, naming the first difference; return its skipped steps.
+
+    ``content`` is the digest of the dataset, None where it has none.
+    """
     entry = state.stateful_callbacks.get(_STATE)
     if not entry:
         raise InputError(
@@ -341,6 +351,13 @@ def _verify_checkpoint(state: Any, plan: Plan) -> list[int]:
         raise InputError(
             f"the checkpoint at step {state.global_step} was written under another plan: {difference}; expected the "
             "same, since the batches would differ; mend: use the same organizer, or start a new run"
+        )
+    before = entry["attributes"].get("dataset")
+    if before is not None and content is not None and before != content:
+        raise InputError(
+            f"the checkpoint at step {state.global_step} was trained on other rows under the same ids: dataset = "
+            f"{before[:16]} then and {content[:16]} now; expected the same dataset, prepared in the same way; "
+            "mend: use that, or start a new run"
         )
     skipped: list[int] = entry["attributes"].get("skipped_steps", [])
     return [step for step in skipped if step < state.global_step]

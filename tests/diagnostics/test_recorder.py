@@ -161,6 +161,43 @@ def test_loss_scale_is_the_one_of_the_step(recorded):
         assert row["loss_scale"] == recorded.case.scale(row["step"])
 
 
+def test_a_skipped_update_is_labelled(recorded):
+    for row in recorded.rows("steps"):
+        assert row["skipped"] is (row["step"] == recorded.case.overflow)
+
+
+def test_an_update_skipped_for_another_parameters_sake_is_labelled(kit, tmp_path):
+    """The followed gradient is finite then, so that its row alone would not tell."""
+    recorded = kit.Recorded(tmp_path, kit.Case(max_steps=3, organizer=True))
+
+    class Skip(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+            optimizer._is_overflow = state.global_step == 1
+
+    recorded.trainer.add_callback(Skip())
+    recorded.train()
+    assert [row["skipped"] for row in recorded.rows("steps")] == [False, True, False]
+    assert [row["reason"] for row in recorded.rows("gradients/weight", kind="step")] == [None] * 3
+    kept = recorded.step_ids(0) + recorded.step_ids(2)
+    trained = {row["sample_id"]: row["trained"] for row in recorded.rows("exposure")}
+    assert trained == {i: kept.count(i) for i in recorded.ids}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_step_without_a_token_is_undefined_and_says_so(kit, tmp_path):
+    """All labels masked: transformers divides by no tokens, so the gradient is nan or zero, and never a direction."""
+    recorded = kit.Recorded(tmp_path, kit.Case(trainer="right", batch=1, max_steps=14, masked_row=True)).train()
+    (empty,) = [row for row in recorded.rows("steps") if row["sample_ids"] == [kit.MASKED_ROW]]
+    assert (empty["tokens"], empty["loss"]) == (0, None)
+    for signal in ("weight", "hidden"):
+        for row in recorded.rows(f"gradients/{signal}", step=empty["step"]):
+            assert row["reason"] in ("non-finite gradient", "zero gradient: no token carries a loss")
+            assert not np.any(row["sketch"])
+            assert row["norm"] in (None, 0.0)
+        before = [row for row in recorded.rows(f"gradients/{signal}", kind="step") if row["step"] < empty["step"]]
+        assert [row["reason"] for row in before] == [None] * empty["step"]
+
+
 def test_times_are_positive_and_add_up(runs):
     recorded = runs("head")
     rows = recorded.rows("steps")

@@ -38,6 +38,7 @@ def step_row(step, epoch=0, **changes):
         "grad_norm": 1.5,
         "clipped": step % 2 == 0,
         "loss_scale": 1.0,
+        "skipped": False,
         "tokens": 64,
         "seconds": 0.5,
         "recorder_seconds": 0.01,

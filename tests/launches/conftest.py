@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # the scripts are modules too: one process trains for comparison
 TIMEOUT = 240  # seconds; a launch takes about 25 on a free machine
 
 
@@ -57,3 +58,40 @@ def launch(torchrun):
         }
 
     return launch
+
+
+class Nursery:
+    """Forks training processes that can be killed; see nursery.py."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "nursery.py")],
+            env={**environment(), "TOKENIZERS_PARALLELISM": "false"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._answer() == {"ready": True}
+
+    def _answer(self):
+        return json.loads(self._process.stdout.readline())
+
+    def start(self, job, count):
+        self._process.stdin.write(json.dumps({"job": job, "count": count}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()["ids"]
+
+    def statuses(self):
+        return self._answer()["statuses"]
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
