@@ -217,11 +217,11 @@ def _no_clock() -> _NoClock:
 
 def _schedule(trainer: Any, loader: Any) -> _Schedule:
     args = trainer.args
-    accumulation = int(args.gradient_accumulation_steps)
+    accumulation, processes = int(args.gradient_accumulation_steps), int(args.world_size)
     per_epoch = max(1, math.ceil(len(loader) / accumulation))
     return _Schedule(
-        step_samples=int(args.train_batch_size) * accumulation,
-        micro_batches=accumulation,
+        step_samples=int(args.train_batch_size) * accumulation * processes,
+        micro_batches=accumulation * processes,
         steps_per_epoch=per_epoch,
         steps=int(args.max_steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch),
     )

@@ -34,6 +34,7 @@ def jobs(folder):
         {"name": "clipped", "per_device": 2, "accumulation": 2, "max_grad_norm": 0.05, **SGD},
         {"name": "unlimited", "per_device": 1, "accumulation": 2, "max_grad_norm": 0.0, **SGD},
         {"name": "workers", "per_device": 2, "accumulation": 2, "max_steps": 12, "dataloader_num_workers": 2},
+        {"name": "drop last", "per_device": 2, "accumulation": 1, "max_steps": 12, "dataloader_drop_last": True},
         {
             "name": "alone",
             "per_device": 2,
@@ -104,9 +105,11 @@ def counts(rows):
     return np.bincount(np.concatenate(rows), minlength=N).tolist()
 
 
-@pytest.mark.parametrize(("name", "size"), [("plain", 4), ("clipped", 8), ("unlimited", 4), ("workers", 8)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("plain", 4), ("clipped", 8), ("unlimited", 4), ("workers", 8), ("drop last", 4)]
+)
 def test_one_step_over_all_processes_trains_one_planned_batch(seen, name, size):
-    """transformers#47340, #11460; accelerate#961, #4122: nothing twice, nothing dropped, as many in each process."""
+    """transformers#47340, #11460; accelerate#961, #3940, #4122: nothing twice, nothing dropped, as many in each."""
     assert [rank["wrapped"] for rank in seen[name]] == ["DistributedDataParallel"] * 2
     trained = batches(seen[name])
     assert trained == organizer().plan(size).batches(0, len(trained)).tolist()
@@ -128,10 +131,12 @@ def test_a_refusal_of_one_process_is_one_of_all(seen, folder):
     assert second == first.replace("InputError: ", "InputError: process 0: ")
 
 
-def test_a_skipped_update_is_counted_in_no_process(seen):
+def test_a_skipped_update_is_counted_in_no_process(seen, folder):
     trained = batches(seen["skipped"])
     kept = [batch for step, batch in enumerate(trained) if step != 2]
     assert [rank["trained"] for rank in seen["skipped"]] == [counts(kept)] * 2
+    skipped = Run.open(folder / "skipped" / "run").steps()["skipped"].to_pylist()
+    assert skipped == [step == 2 for step in range(8)]
 
 
 # ---------------------------------------------------------------------- the run folder
@@ -178,16 +183,8 @@ def test_steps_exposure_and_evaluations_of_two_processes_are_those_of_one(alike,
     one, two = alike[name]()
     first, second = one.steps().to_pydict(), two.steps().to_pydict()
     assert second["sample_ids"] == batches(seen[name])
-    for column in (
-        "step",
-        "organizer_epoch",
-        "tokens",
-        "sample_ids",
-        "clipped",
-        "loss_scale",
-        "skipped",
-        "learning_rate",
-    ):
+    exact = ("step", "organizer_epoch", "tokens", "sample_ids", "clipped", "loss_scale", "skipped", "learning_rate")
+    for column in exact:
         assert first[column] == second[column], column
     limit = {"plain": 1.0, "clipped": 0.05, "unlimited": np.inf}[name]
     assert second["clipped"] == [norm > limit for norm in second["grad_norm"]]
