@@ -124,7 +124,7 @@ def test_round_trip(tmp_path):
 
     steps = read(run / "steps")
     assert " ".join(str(field.type) for field in steps.schema) == (
-        "int64 int64 double double double double bool double int64 double double list<element: int64>"
+        "int64 int64 double double double double bool double bool int64 double double list<element: int64>"
     )
     expected = step_row(2)
     assert steps.to_pylist()[2] == {name: getattr(expected, name) for name in StepRow.__slots__}
