@@ -658,7 +658,7 @@ import os, sys
 from diagnostics.runlog import RunLog, StepRow
 log = RunLog.create(sys.argv[1], {})
 for step in range(3):
-    log.add_step(StepRow(step, None, 0.0, None, None, None, None, 1.0, 1, 0.1, 0.0, [step]))
+    log.add_step(StepRow(step, None, 0.0, None, None, None, None, 1.0, False, 1, 0.1, 0.0, [step]))
     if step == 2:
         os.replace = lambda *names: os._exit(9)
     log.flush()
