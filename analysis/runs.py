@@ -38,12 +38,14 @@ _STEPS = pa.schema(
         ("grad_norm", pa.float64()),
         ("clipped", pa.bool_()),
         ("loss_scale", pa.float64()),
+        ("skipped", pa.bool_()),
         ("tokens", pa.int64()),
         ("seconds", pa.float64()),
         ("recorder_seconds", pa.float64()),
         ("sample_ids", pa.list_(pa.int64())),
     ]
 )
+_LATER = ("skipped",)  # columns that earlier versions did not write: null
 _EXPOSURE = pa.schema(
     [
         ("organizer_epoch", pa.int64()),
@@ -299,9 +301,13 @@ class Run:
     def _table(self, folder: str, schema: pa.Schema, keys: tuple[str, ...]) -> pa.Table:
         tables = []
         for file in sorted((self.path / folder).glob("part-*.parquet")):
-            table = _read(file, schema.names).select(schema.names)
+            known = [name for name in schema.names if name not in _LATER or name in _open(file).schema_arrow.names]
+            table = _read(file, known)
+            for name in schema.names:
+                if name not in known:
+                    table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
             try:
-                tables.append(table.cast(schema))
+                tables.append(table.select(schema.names).cast(schema))
             except pa.ArrowException as error:
                 raise InputError(f"{file}: {error}") from error
         if not tables:

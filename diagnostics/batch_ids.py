@@ -8,6 +8,7 @@ look-ahead, workers and skipped batches cannot shift an id.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -248,8 +249,30 @@ class _Batch(dict[str, Any]):
         """Return the batch on a device; accelerate calls it as it would a tensor's."""
         moved = {key: send_to_device(value, device, **options) for key, value in self.items()}
         if isinstance(moved.get("input_ids"), torch.Tensor):
-            setattr(moved["input_ids"], BATCH_KEY, moved.pop(BATCH_KEY))
+            _tag(moved["input_ids"], moved.pop(BATCH_KEY))
         return moved
+
+
+def _tag(tensor: Any, ids: BatchIds) -> torch.Tensor:
+    """Let ids ride on a tensor, and on its copies where it may be moved again."""
+    setattr(tensor, BATCH_KEY, ids)
+    if tensor.device.type == "cpu":
+        # One of several processes on the CPU calls its device "cpu:0", and every move to that is one more copy.
+        tensor.to = _Move(weakref.ref(tensor), ids)
+    moved: torch.Tensor = tensor
+    return moved
+
+
+@dataclass(frozen=True)
+class _Move:
+    """A tensor's method ``to`` whose result carries the ids on."""
+
+    tensor: weakref.ref[torch.Tensor]
+    ids: BatchIds
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor: Any = self.tensor()
+        return _tag(torch.Tensor.to(tensor, *args, **kwargs), self.ids)
 
 
 def _loss_tokens(batch: Mapping[str, Any], samples: int) -> tuple[int, ...] | None:

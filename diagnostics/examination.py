@@ -99,11 +99,11 @@ class _Examination:
         model, recorder = self._trainer.model, self._recorder
         k, shared = recorder.sketch_size, (lambda: (0, self._micros), _no_clock)
         self.attempt(lambda: kind.require(recorder.signals))
-        head = (*shared, kind, self._trainer.args, recorder.sample_every)
+        args, every = self._trainer.args, recorder.sample_every
         makers: dict[str, Callable[[], Tap]] = {
             "weight": lambda: WeightTap.of(model, recorder.weight, k, *shared),
             "hidden": lambda: HiddenTap.of(model, k, *shared, sequences=kind.sequences),
-            "head_only": lambda: HeadTap.of(model, k, *head),
+            "head_only": lambda: HeadTap.of(model, k, *shared, kind=kind, args=args, every=every),
         }
         for signal in recorder.signals:
             tap = None if signal in kind.lacks else self.attempt(makers[signal])
@@ -229,11 +229,11 @@ def _no_clock() -> _NoClock:
 
 def _schedule(trainer: Any, loader: Any) -> _Schedule:
     args = trainer.args
-    accumulation = int(args.gradient_accumulation_steps)
+    accumulation, processes = int(args.gradient_accumulation_steps), int(args.world_size)
     per_epoch = max(1, math.ceil(len(loader) / accumulation))
     return _Schedule(
-        step_samples=int(args.train_batch_size) * accumulation,
-        micro_batches=accumulation,
+        step_samples=int(args.train_batch_size) * accumulation * processes,
+        micro_batches=accumulation * processes,
         steps_per_epoch=per_epoch,
         steps=int(args.max_steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch),
     )

@@ -147,6 +147,7 @@ def _step_bytes(shape: Shape) -> float:
                 grad_norm=values[3],
                 clipped=False,
                 loss_scale=1.0,
+                skipped=False,
                 tokens=int(random.integers(10_000)),
                 seconds=values[4],
                 recorder_seconds=values[5],

@@ -185,7 +185,8 @@ def _row_blocks(rows: int, positions: int) -> Iterator[slice]:
 class HeadTap:
     """Rebuilds the head's own gradient in each backward pass, and keeps its sketches alone.
 
-    Where a step's single samples are recorded there is one sketch a sample, else one for the micro-batch.
+    Where a step's single samples are recorded there is one sketch a sample, else one for the micro-batch. ``share`` is
+    as for :class:`~diagnostics.signals.WeightTap`; with several processes each checks the sketches of its own part.
     """
 
     model: Any
@@ -198,6 +199,7 @@ class HeadTap:
     sample_every: int
     current: Current
     clock: Clock
+    share: float = 1.0
     _handles: list[Any] = field(default_factory=list)
     _states: torch.Tensor | None = None  # of the forward pass under way
     _dtype: torch.dtype = torch.float32
@@ -205,7 +207,16 @@ class HeadTap:
 
     @classmethod
     def of(
-        cls, model: Any, k: int, current: Current, clock: Clock, kind: TrainerKind, args: Any, every: int
+        cls,
+        model: Any,
+        k: int,
+        current: Current,
+        clock: Clock,
+        share: float = 1.0,
+        *,
+        kind: TrainerKind,
+        args: Any,
+        every: int,
     ) -> HeadTap:
         """Make the tap of a model's head.
 
@@ -215,7 +226,7 @@ class HeadTap:
             The model in training.
         k
             Length of the sketches.
-        current, clock
+        current, clock, share
             As for the other taps.
         kind, args
             The trainer's kind and arguments.
@@ -254,6 +265,7 @@ class HeadTap:
             sample_every=every,
             current=current,
             clock=clock,
+            share=share,
         )
 
     @property
@@ -274,6 +286,10 @@ class HeadTap:
         for handle in self._handles:
             handle.remove()
         self._handles, self._states, self._exact = [], None, None
+
+    def fired(self, micros: list[MicroBatch]) -> bool:
+        """Whether a gradient reached the head's output, or log-probabilities made from it, in this step."""
+        return any(micro.head_only is not None for micro in micros)
 
     def with_samples(self, step: int) -> bool:
         """Whether the rows of single samples are wanted at a step."""
@@ -356,9 +372,10 @@ class HeadTap:
             owner = torch.arange(len(used), device=used.device) % samples
             groups = [used & (owner == number)[:, None] for number in range(samples)]
         made = [self._sketch(group.nonzero(as_tuple=True), positions, with_norm=apart) for group in groups]
-        sketches = torch.stack([sketched for sketched, _ in made])
+        sketches = torch.stack([sketched for sketched, _ in made]) * self.share
         if micro.head_only is None:
-            micro.head_only, micro.head_norms = sketches, [norm for _, norm in made]
+            norms = [None if norm is None else norm * self.share for _, norm in made]
+            micro.head_only, micro.head_norms = sketches, norms
         else:
             micro.head_only, micro.head_norms = micro.head_only + sketches, [None] * len(made)
 

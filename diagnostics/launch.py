@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
+from accelerate.state import AcceleratorState, DistributedType, is_initialized
 from torch.utils.data import IterableDataset
 
 from diagnostics.kinds import TrainerKind, kind_of
@@ -11,7 +14,7 @@ from sdo.errors import InputError
 
 
 def check_launch(cls: type, args: Any) -> TrainerKind:
-    """Refuse trainers whose batches are not rows of their dataset, and launches that are not supported.
+    """Refuse trainers whose batches are not rows of their dataset, and launches whose gradients cannot be followed.
 
     Parameters
     ----------
@@ -36,7 +39,7 @@ def check_launch(cls: type, args: Any) -> TrainerKind:
 
 
 def check_devices(args: Any) -> None:
-    """Refuse runs on several devices.
+    """Refuse launches whose batches or gradients cannot be followed; see :func:`process_refusals`.
 
     Parameters
     ----------
@@ -46,14 +49,77 @@ def check_devices(args: Any) -> None:
     Raises
     ------
     InputError
-        Naming how many.
+        Naming what came.
     """
-    devices = max(int(getattr(args, "world_size", 1)), int(getattr(args, "n_gpu", 1)))
-    if devices > 1:
-        raise InputError(
-            f"training runs on {devices} devices; this version supports one; mend: start one process and set "
-            "CUDA_VISIBLE_DEVICES to one device"
+    for refusal in process_refusals(args):
+        raise InputError(refusal)
+
+
+def process_refusals(args: Any) -> Iterator[str]:
+    """Yield why the processes and devices of a launch are not supported, each with its remedy.
+
+    Parameters
+    ----------
+    args
+        The trainer's arguments.
+    """
+    gpus = int(getattr(args, "n_gpu", 1))
+    if gpus > 1:
+        yield (
+            f"training runs on {gpus} devices in one process (nn.DataParallel), where gradients of copies cannot be "
+            f"told apart; expected one process a device; mend: torchrun --nproc-per-node {gpus} …, or "
+            "CUDA_VISIBLE_DEVICES set to one device"
         )
+    if _uses_deepspeed(args):
+        yield (
+            "training runs under DeepSpeed, whose engine updates the weights inside backward and keeps the gradients; "
+            "expected one process, DDP or FSDP2; mend: launch without DeepSpeed, with fsdp=True and "
+            "fsdp_config={'version': 2} where memory needs sharding"
+        )
+    if _fsdp_version(args) == 1:
+        yield (
+            "training runs under FSDP version 1, which flattens parameters so that none has a gradient of its own; "
+            "expected one process, DDP or FSDP2; mend: fsdp_config={'version': 2}, with accelerate launch "
+            "fsdp_version: 2"
+        )
+    parallel = getattr(args, "parallelism_config", None)
+    for name in ("tp_size", "cp_size", "sp_size"):
+        size = int(getattr(parallel, name, 1) or 1)
+        if size > 1:
+            yield (
+                f"parallelism_config has {name} = {size}, so that several processes share a batch; expected each to "
+                f"have batches of its own; mend: {name}=1, with fsdp_config={{'version': 2}} where memory needs "
+                "sharding"
+            )
+    loaders = getattr(args, "accelerator_config", None)
+    for name, refused, mend in (
+        ("split_batches", True, "leave it out"),
+        ("dispatch_batches", True, "leave it out"),
+        ("even_batches", False, "leave it True; an organizer's batches divide evenly anyway"),
+    ):
+        if getattr(loaders, name, None) is refused:
+            yield (
+                f"accelerator_config has {name}={refused}; it changes what a step trains, or lets a process run out of "
+                f"batches; expected the default; mend: {mend}"
+            )
+
+
+def _uses_deepspeed(args: Any) -> bool:
+    asked = bool(getattr(args, "deepspeed", None)) or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+    return asked or (is_initialized() and AcceleratorState().distributed_type == DistributedType.DEEPSPEED)
+
+
+def _fsdp_version(args: Any) -> int | None:
+    """The version of FSDP that a launch asks for, by arguments or by accelerate; None without FSDP."""
+    plugin = getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
+    if plugin is not None:
+        return int(getattr(plugin, "fsdp_version", 1))
+    if getattr(args, "fsdp", None):
+        settings = getattr(args, "fsdp_plugin_args", None) or {}
+        return int(settings.get("fsdp_version") or (getattr(args, "fsdp_config", None) or {}).get("version") or 1)
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        return int(os.environ.get("FSDP_VERSION", "1"))
+    return None
 
 
 def require_positions(dataset: Any) -> None:

@@ -34,7 +34,7 @@ def _schema(fields: str) -> pa.Schema:
 
 STEPS = _schema(
     "step int64, organizer_epoch int64?, trainer_epoch float64?, loss float64?, learning_rate float64?, "
-    "grad_norm float64?, clipped bool?, loss_scale float64?, tokens int64, seconds float64?, "
+    "grad_norm float64?, clipped bool?, loss_scale float64?, skipped bool?, tokens int64, seconds float64?, "
     "recorder_seconds float64?, sample_ids ids"
 )
 GRADIENTS = _schema(  # and the sketch, whose length is the signal's

@@ -94,6 +94,7 @@ def describe_run(
         "evaluations": {"sample_id": "position in the evaluation dataset"},
         "meaning": kind.describe(),
         "trainer": {
+            "processes": args.world_size,
             "train_batch_size": args.train_batch_size,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             "max_steps": state.max_steps,

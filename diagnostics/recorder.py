@@ -110,7 +110,17 @@ class GradientRecorder(TrainerCallback, ExportableState):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the step's gradients; its own row waits for what the trainer logs about it."""
         if self._recording is not None:
-            self._recording.end_step(float(state.epoch))
+            self._recording.end_step(float(state.epoch), kwargs.get("optimizer"), saving=control.should_save)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let all processes' rows be on disk before the checkpoint that may be written now."""
+        if self._recording is not None:
+            self._recording.flush_others(needed=control.should_save)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write this process's rows too where another callback asked for the checkpoint after this one was asked."""
+        if self._recording is not None and not state.is_world_process_zero:
+            self._recording.log.flush()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Take what the trainer logs of one step: the total gradient norm, and the loss that it alone knows."""

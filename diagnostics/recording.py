@@ -20,20 +20,18 @@ from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.losses import held_out_scores, sample_losses
+from diagnostics.processes import Processes
 from diagnostics.provenance import describe_run
-from diagnostics.runlog import RunLog, StepRow, check_free
-from diagnostics.scaling import loss_scale
-from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
-from diagnostics.sketch import device_norm
-from diagnostics.step_rows import head_rows, hidden_rows, sample_coherence, weight_rows
+from diagnostics.runlog import RunLog, StepRow
+from diagnostics.scaling import loss_scale, update_was_skipped
+from diagnostics.signals import SILENT, HiddenTap, MicroBatch, Update, WeightTap
+from diagnostics.step_rows import head_rows, hidden_rows, weight_rows
+from diagnostics.step_total import StepTotal, total_step
 from sdo.errors import InputError
 from sdo.plan import describe_difference
 
 if TYPE_CHECKING:
     from diagnostics.recorder import GradientRecorder
-
-# A clipped gradient is shorter than the raw one by more than rounding can explain.
-_CLIP_TOLERANCE = 1e-5
 
 
 class Recording:
@@ -48,10 +46,17 @@ class Recording:
     """
 
     def __init__(
-        self, options: GradientRecorder, kind: TrainerKind, args: Any, model: nn.Module, first_step: int
+        self,
+        options: GradientRecorder,
+        kind: TrainerKind,
+        args: Any,
+        model: nn.Module,
+        first_step: int,
+        processes: Processes,
     ) -> None:
         self._options = options
         self._kind = kind
+        self._processes = processes
         self._max_grad_norm = float(args.max_grad_norm or 0)
         self._first_step = first_step
         self._micros: list[MicroBatch] = []
@@ -61,7 +66,7 @@ class Recording:
         self._seconds_in_rows = 0.0
         self._step_started = 0.0
         self._pending: dict[str, Any] | None = None  # the row of the step that the trainer has not logged yet
-        self._given_norm: torch.Tensor | None = None  # of the gradient that the optimizer is given
+        self._update: Update | None = None
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
         self._logged_until = first_step  # updates that the trainer's logs of the loss cover
@@ -71,13 +76,14 @@ class Recording:
         self._forward_hook: Any = None
         self.log: RunLog
         kind.require(options.signals)
-        k, shared = options.sketch_size, (self._current, self._clock)
+        # DDP takes the mean of what its processes found.
+        k, shared = options.sketch_size, (self._current, self._clock, 1 / processes.count)
         wanted = options.signals
         self._weight = WeightTap.of(model, options.weight, k, *shared) if "weight" in wanted else None
         self._hidden = HiddenTap.of(model, k, *shared, sequences=kind.sequences) if "hidden" in wanted else None
         self._head: HeadTap | None = None
         if "head_only" in wanted:
-            self._head = HeadTap.of(model, k, *shared, kind, args, options.sample_every)
+            self._head = HeadTap.of(model, k, *shared, kind=kind, args=args, every=options.sample_every)
         self._device = next(model.parameters()).device
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
@@ -102,23 +108,44 @@ class Recording:
         InputError
             As :class:`~diagnostics.GradientRecorder` says.
         """
-        kind = check_launch(type(args), args)
-        require_positions(getattr(loader, "dataset", None))
-        recording = cls(options, kind, args, model, state.global_step)
-        taps = recording._taps()
+        processes = Processes.of(args)
+        made: list[Recording] = []
         try:
-            info = describe_run(args, kind, state, model, loader, recording._channel, taps)
-            recording._open_log(info, _run_of_checkpoint(state, options))
+            processes.together(lambda: made.append(cls._prepare(options, args, state, model, loader, processes)))
+            recording = made[0]
+            run_id = uuid.UUID(bytes=bytes(processes.lists(list(uuid.uuid4().bytes))[0])).hex
+            about = describe_run(args, recording._kind, state, model, loader, recording._channel, recording._taps)
+            info = {"run_id": run_id, **about}
+            again = state.global_step > 0 and (options.out / "run.json").exists()
+            again = bool(processes.lists([again])[0][0])
+            opening = recording._resume_log if again else recording._create_log
+            processes.leader_first(lambda: opening(info, state))
         except BaseException:
-            recording.release()
+            for recording in made:
+                recording.release()
             raise
         recording._channel.scalars.clear()
         recording._channel.subscribe(recording._begin_micro_batch)
         recording._channel.install(loader)
-        for tap in taps.values():
+        for tap in recording._taps.values():
             tap.register()
         recording._forward_hook = model.register_forward_hook(recording._after_forward, with_kwargs=True)
         return recording
+
+    @classmethod
+    def _prepare(
+        cls, options: GradientRecorder, args: Any, state: Any, model: nn.Module, loader: Any, processes: Processes
+    ) -> Recording:
+        """Refuse what cannot be recorded, and find what can."""
+        kind = check_launch(type(args), args)
+        require_positions(getattr(loader, "dataset", None))
+        return cls(options, kind, args, model, state.global_step, processes)
+
+    @property
+    def _taps(self) -> dict[str, Tap]:
+        """The taps of the signals that are recorded, by name."""
+        taps = {"weight": self._weight, "hidden": self._hidden, "head_only": self._head}
+        return {name: tap for name, tap in taps.items() if tap is not None}
 
     @property
     def steps_done(self) -> int:
@@ -127,7 +154,7 @@ class Recording:
 
     def release(self) -> None:
         """Let go of the model; what was not flushed is lost."""
-        for tap in self._taps().values():
+        for tap in self._taps.values():
             tap.remove()
         if self._forward_hook is not None:
             self._forward_hook.remove()
@@ -143,62 +170,86 @@ class Recording:
             self.log.maybe_flush()
         self._step = step
         self._micros = []
+        self._update = None
+        if self._weight is not None:
+            self._weight.begin_step()
         self._seconds_at_start = self._seconds
         self._step_started = time.perf_counter()
 
     def before_update(self, optimizer: Any) -> None:
-        """Compare the gradient that the optimizer is given with the raw one: clipping shows as a smaller norm."""
+        """Look at the gradient that the optimizer is given: clipping makes it shorter than the raw one."""
         with self._clock():
             self._loss_scale = loss_scale(optimizer)
             self._learning_rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
-            self._given_norm = None
-            if self._weight is not None and self._weight.weight.parameter.grad is not None:
-                self._given_norm = device_norm(self._weight.weight.parameter.grad)
-                self._weight.check_step(self._step, self._micros)
+            if self._weight is not None:
+                # By now the gradient is unscaled.
+                self._update = self._weight.look_at_update(self._processes.leads)
 
-    def _was_clipped(self) -> bool | None:
-        """Whether the gradient that the optimizer was given is shorter than the raw one; None where nothing tells."""
-        raw = None if self._weight is None else self._weight.step_norm
-        if raw is None or self._given_norm is None or not float(raw):
-            return None
-        # By then the gradient was unscaled; what remains of the difference is clipping.
-        return float(self._given_norm) < float(raw) / self._loss_scale * (1 - _CLIP_TOLERANCE)
-
-    def end_step(self, trainer_epoch: float) -> None:
+    def end_step(self, trainer_epoch: float, optimizer: Any, *, saving: bool) -> None:
         """Write the step's gradients and keep its row until the trainer has logged.
 
         Parameters
         ----------
         trainer_epoch
             The trainer's epoch after the update, a fraction.
+        optimizer
+            Tells whether the update was skipped.
+        saving
+            Whether a checkpoint is about to be written. Process 0 does that, and must find the others' rows on disk.
         """
         self._wait_for_device()
         seconds = time.perf_counter() - self._step_started - (self._seconds - self._seconds_at_start)
         with self._clock():
             if self._step == self._first_step:
-                self._require_signals()
-            losses = [micro.losses for micro in self._micros]
-            tokens = sum(sum(micro.tokens) for micro in self._micros)
-            totals = [float(part.total) for part in losses if part is not None and part.total is not None]
-            ids = [i for micro in self._micros for i in micro.sample_ids]
+                try:
+                    self._processes.together(self._require_signals)
+                except BaseException:
+                    self.release()
+                    raise
+            total = total_step(
+                self._processes,
+                self._micros,
+                self._weight,
+                self._hidden,
+                self._head,
+                self._update,
+                self._loss_scale,
+                with_samples=self._with_samples,
+                saving=saving,
+            )
             self._pending = {
                 "step": self._step,
                 "organizer_epoch": None if self._plan is None else self._plan.epoch_of(self._step).organizer_epoch,
                 "trainer_epoch": trainer_epoch,
-                "loss": sum(totals) / tokens if tokens and len(totals) == len(losses) else None,
+                "loss": total.loss,
                 "learning_rate": self._learning_rate,
                 "grad_norm": None,
-                "clipped": self._was_clipped(),
+                "clipped": total.clipped,
                 "loss_scale": self._loss_scale,
-                "tokens": tokens,
+                "skipped": update_was_skipped(optimizer, self._loss_scale),
+                "tokens": total.tokens,
                 "seconds": seconds,
-                "sample_ids": ids,
+                "sample_ids": total.sample_ids,
             }
-            self._write_gradients()
+            self._write_gradients(total)
             self._micros = []
+            if total.saving:
+                self.flush_others()
         # All of the recorder's time since the last row, so that flushes and evaluations are in a row too.
         self._pending["recorder_seconds"] = self._seconds - self._seconds_in_rows
         self._seconds_in_rows = self._seconds
+
+    @property
+    def _with_samples(self) -> bool:
+        every = self._options.sample_every
+        return every > 0 and self._step % every == 0
+
+    def flush_others(self, *, needed: bool = True) -> None:
+        """Let every process but 0 write its rows, where it finds that needed, and wait for that."""
+        if self._processes.count > 1:
+            if needed and not self._processes.leads:
+                self.log.flush()
+            self._processes.wait()
 
     def note_log(self, updates: int, logs: dict[str, Any]) -> None:
         """Put what the trainer logs of one step into the step's row.
@@ -222,29 +273,32 @@ class Recording:
                 self._pending["loss"] = float(logs["loss"])
             self._logged_until = updates
 
-    def _write_gradients(self) -> None:
+    def _write_gradients(self, total: StepTotal) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
+        step, micros, processes = self._step, self._micros, self._processes
         if self._weight is not None:
-            for row, sketch in weight_rows(self._step, self._micros, self._weight.step_norm, norm_state):
+            for row, sketch in weight_rows(step, micros, total, norm_state, processes):
                 self.log.add_gradient("weight", row, sketch)
-            self._weight.step_norm = None
+            if not total.same_direction and step == self._first_step:
+                warnings.warn(
+                    "the processes' gradients do not add up to the one that the optimizer was given, as under a "
+                    "communication hook that compresses them; rows of 'weight' hold their sum",
+                    stacklevel=2,
+                )
         if self._hidden is not None:
-            every = self._options.sample_every
-            with_samples = every > 0 and self._step % every == 0
-            rows = hidden_rows(self._step, self._micros, self._hidden.sketch, norm_state, with_samples)
-            for row, sketch in rows:
+            sketcher, with_samples = self._hidden.sketch, self._with_samples
+            for row, sketch in hidden_rows(step, micros, total, sketcher, norm_state, processes, with_samples):
                 self.log.add_gradient("hidden", row, sketch)
-            coherence = sample_coherence(self._micros) if with_samples else None
-            if coherence is not None:
-                self._channel.scalars.add("batch_coherence", coherence)
-            if self._hidden.check is not None:
-                self._hidden.check_step(self._step, self._micros)
+            if total.coherence is not None:
+                self._channel.scalars.add("batch_coherence", total.coherence)
+            if total.hidden is not None:
+                self._hidden.check_step(step, total.hidden)
         if self._head is not None:
-            every = self._head.with_samples(self._step)
-            for row, sketch in head_rows(self._step, self._micros, self._head.sketch, norm_state, every):
+            sketcher, with_samples = self._head.sketch, self._head.with_samples(step)
+            for row, sketch in head_rows(step, micros, total, sketcher, norm_state, processes, with_samples):
                 self.log.add_gradient("head_only", row, sketch)
-            self._head.check_step(self._step, self._micros)
-        checks = [tap.check for tap in self._taps().values() if tap.check is not None]
+            self._head.check_step(step, micros)
+        checks = [tap.check for tap in self._taps.values() if tap.check is not None]
         if checks and all(check.done for check in checks):
             self._write_checks()
 
@@ -276,11 +330,9 @@ class Recording:
     def _require_signals(self) -> None:
         """After the first step every signal must have fired; silence is never written as zeros."""
         if not self._micros:
-            self.release()
             raise RuntimeError(f"step {self._step}: {no_ids_came()}")
-        for signal in self._options.signals:
-            if all(getattr(micro, signal) is None for micro in self._micros):
-                self.release()
+        for signal, tap in self._taps.items():
+            if not tap.fired(self._micros):
                 raise RuntimeError(f"signal {signal!r} did not fire in the first step: {SILENT[signal]}")
 
     # ------------------------------------------------------------------ evaluations
@@ -310,17 +362,25 @@ class Recording:
             The evaluation's data loader. Where it does not go through its dataset in order, nothing is written, since
             nobody could tell whose losses they are.
         """
+        if not self._options.evaluations:
+            return
         with self._clock():
-            if self._held_out and not _goes_in_order(loader, self._held_out_seen):
+            positions = _positions(loader, self._held_out_seen)
+            found = [] if positions is None else [(positions[at], score) for at, score in self._held_out]
+            lost = bool(self._held_out) and positions is None
+            parts = self._processes.numbers(np.array([lost, *(value for pair in found for value in pair)], np.float64))
+            # The last batches are filled up with rows from the beginning, so that every process has as many.
+            scores = {int(at): score for part in parts for at, score in zip(part[1::2], part[2::2], strict=True)}
+            if any(part[0] for part in parts):
                 warnings.warn(
                     "the evaluation did not go through its rows once and in order, so its losses per sample are not "
                     "recorded; mend: do not group by length, and no other forward passes while it runs",
                     stacklevel=2,
                 )
-            elif self._held_out:
-                ids, scores = zip(*self._held_out, strict=True)
+            elif scores:
+                ids = np.array(sorted(scores), np.int64)
                 name = name.removesuffix("loss") + self._kind.score_name
-                self.log.add_evaluation(step, name, np.array(ids, np.int64), np.array(scores, np.float64))
+                self.log.add_evaluation(step, name, ids, np.array([scores[at] for at in ids], np.float64))
         self.forget_evaluation()
 
     def forget_evaluation(self) -> None:
@@ -347,6 +407,8 @@ class Recording:
         """
         self._write_pending()
         self._write_checks()
+        if status == "finished":
+            self.flush_others()
         if self._plan is not None and global_step > 0:
             epoch = self._plan.epoch_of(global_step - 1)
             if global_step < epoch.first_step + epoch.steps:
@@ -364,7 +426,7 @@ class Recording:
     def _write_checks(self) -> None:
         """Write how far sketched cosines were from exact ones, and let go of the gradients that were kept for it."""
         checks = {}
-        for name, tap in self._taps().items():
+        for name, tap in self._taps.items():
             if tap.check is not None:
                 checks[name] = tap.check.result()
                 tap.check = None
@@ -373,13 +435,12 @@ class Recording:
 
     # ------------------------------------------------------------------ helpers
 
-    def _open_log(self, info: dict[str, Any], resumed: str | None) -> None:
-        """Begin a run folder, or continue the one that the checkpoint belongs to."""
+    def _create_log(self, info: dict[str, Any], state: Any) -> None:
+        self.log = RunLog.create(self._options.out, info, rank=self._processes.rank)
+
+    def _resume_log(self, info: dict[str, Any], state: Any) -> None:
+        """Continue the run that the checkpoint belongs to."""
         out, step = self._options.out, self._first_step
-        if step == 0 or not (out / "run.json").exists():
-            check_free(out)
-            self.log = RunLog.create(out, {"run_id": uuid.uuid4().hex, **info})
-            return
         try:
             stored = json.loads((out / "run.json").read_text())
             run_id, before = stored.get("run_id"), stored.get("organizer")
@@ -391,20 +452,16 @@ class Recording:
                 f"{out} holds a run under another plan: {difference}; expected the run that is resumed; "
                 "mend: choose another folder"
             )
+        resumed = _run_of_checkpoint(state, self._options)
         if resumed is None or run_id != resumed:
             raise InputError(
                 f"{out} holds another run ({run_id}) than the checkpoint at step {step} ({resumed}); expected the run "
                 "that is resumed; mend: choose another folder"
             )
-        self.log = RunLog.resume(out, step, info)
-        for name, tap in self._taps().items():
+        self.log = RunLog.resume(out, step, info, rank=self._processes.rank)
+        for name, tap in self._taps.items():
             if name in self.log.info.get("sketch_check", {}):
                 tap.check = None  # the first steps were checked before
-
-    def _taps(self) -> dict[str, Tap]:
-        """The taps of the signals that are recorded, by name."""
-        taps = {"weight": self._weight, "hidden": self._hidden, "head_only": self._head}
-        return {name: tap for name, tap in taps.items() if tap is not None}
 
     def _wait_for_device(self) -> None:
         """Until the step's own work is done: what is read next would wait for it and count it as the recorder's."""
@@ -424,12 +481,17 @@ class Recording:
             self._seconds += time.perf_counter() - started
 
 
-def _goes_in_order(loader: Any, seen: int) -> bool:
+def _positions(loader: Any, seen: int) -> list[int] | None:
+    """Which row each sample of an evaluation was, in this process; None where the loader does not go in order."""
     inner = getattr(loader, "base_dataloader", loader)
-    sampler: Any = getattr(inner, "batch_sampler", None)
+    batches: Any = getattr(inner, "batch_sampler", None)
+    sampler = batches
     while hasattr(sampler, "batch_sampler"):
         sampler = sampler.batch_sampler
-    return isinstance(getattr(sampler, "sampler", None), SequentialSampler) and seen == len(inner.dataset)
+    if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
+        return None
+    positions = [position for batch in batches for position in batch]  # a shard of batches deals itself out again
+    return positions if len(positions) == seen else None
 
 
 def _run_of_checkpoint(state: Any, recorder: GradientRecorder) -> str | None:

@@ -71,6 +71,7 @@ class StepRow:
     grad_norm: float | None  # as the trainer reports it: over all parameters, before clipping
     clipped: bool | None
     loss_scale: float
+    skipped: bool  # no update: a gradient overflowed under loss scaling
     tokens: int
     seconds: float
     recorder_seconds: float

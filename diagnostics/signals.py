@@ -21,6 +21,7 @@ from diagnostics.batch_ids import BatchIds
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import SampleLosses
 from diagnostics.names import adapter_names, resolve_name
+from diagnostics.shards import Place, local_part, place_of
 from diagnostics.sketch import GradientSketch, SketchCheck, device_norm
 from sdo.errors import InputError
 
@@ -46,14 +47,15 @@ class MicroBatch:
     losses
         Their losses, where the forward pass gave them.
     weight
-        Shape ``(k,)``, sketch of the parameter's gradient of this pass alone.
+        Shape ``(k,)``, sketch of the parameter's gradient of this pass alone, as a share of the step's gradient.
     weight_norm
-        Its exact 2-norm, shape ``()``, on the device: to read it would wait for all work given to it so far.
+        The 2-norm of that share, exact, shape ``()``, on the device: to read it would wait for all work given to it so
+        far.
     hidden
-        Shape ``(b, H)``, float32, one gradient row a sample.
+        Shape ``(b, H)``, float32, one gradient row a sample; shares of the step's gradient too.
     head_only
-        Sketches of the head's own gradient: shape ``(b, k)``, one row a sample, where the step's samples are recorded,
-        else ``(1, k)``.
+        Sketches of the head's own gradient, again as shares: shape ``(b, k)``, one row a sample, where the step's
+        samples are recorded, else ``(1, k)``.
     head_norms
         The exact 2-norms of its rows, None where they are not known.
     """
@@ -167,15 +169,37 @@ def find_decoder(model: nn.Module) -> tuple[nn.Module, int]:
     return decoder, int(unwrapped.config.get_text_config().hidden_size)
 
 
+@dataclass(frozen=True)
+class Update:
+    """The gradient of the ``weight`` signal as the optimizer is given it: reduced, perhaps clipped, never scaled.
+
+    Attributes
+    ----------
+    norm
+        Its exact 2-norm, shape ``()``, on the device; of a sharded gradient that of this process's part.
+    sketch
+        Shape ``(k,)``; only where the raw gradient's norm has to be found through it.
+    """
+
+    norm: torch.Tensor
+    sketch: torch.Tensor | None
+
+
 @dataclass(eq=False)
 class WeightTap:
     """Catches the gradient of one parameter, micro-batch by micro-batch and accumulated.
 
     Attributes
     ----------
+    share
+        What this process's gradients are multiplied by to become shares of the step's gradient: one over the number of
+        processes, whose mean DDP takes.
     step_norm
         Exact 2-norm of the accumulated gradient before clipping, shape ``()``, on the device; None until the step's
-        last backward pass.
+        last backward pass. Of a sharded gradient that of this process's part; left None where this process alone does
+        not know it.
+    shard
+        Shape ``(k,)``, sketch of this process's part of the accumulated gradient of a sharded parameter.
     """
 
     weight: NamedWeight
@@ -183,15 +207,21 @@ class WeightTap:
     check: SketchCheck | None
     current: Current
     clock: Clock
+    place: Place | None = None
+    share: float = 1.0
     step_norm: torch.Tensor | None = None
+    shard: torch.Tensor | None = None
     _handles: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Module, name: str | None, k: int, current: Current, clock: Clock) -> WeightTap:
+    def of(
+        cls, model: nn.Module, name: str | None, k: int, current: Current, clock: Clock, share: float = 1.0
+    ) -> WeightTap:
         """Make the tap of a parameter, as :func:`find_weight` finds it, with sketches of length k."""
         weight = find_weight(model, name)
-        sketch = GradientSketch(tuple(weight.parameter.shape), k=k)
-        return cls(weight=weight, sketch=sketch, check=SketchCheck(), current=current, clock=clock)
+        sketch, place = GradientSketch(tuple(weight.parameter.shape), k=k), place_of(weight.parameter)
+        check = None if place else SketchCheck()  # no process has the whole of a sharded gradient
+        return cls(weight=weight, sketch=sketch, check=check, current=current, clock=clock, place=place, share=share)
 
     def register(self) -> None:
         """Hook the parameter."""
@@ -207,16 +237,54 @@ class WeightTap:
             handle.remove()
         self._handles = []
 
+    def begin_step(self) -> None:
+        """Forget the step before."""
+        self.step_norm = self.shard = None
+
+    def fired(self, micros: list[MicroBatch]) -> bool:
+        """Whether the parameter got a gradient in this step."""
+        return self.shard is not None or any(micro.weight is not None for micro in micros)
+
+    def look_at_update(self, leads: bool) -> Update | None:
+        """Look at the gradient that the optimizer is given, and compare the step's sketch with it.
+
+        Clipping and unscaling multiply all of it by one number, which changes no cosine. Not done in backward, since
+        the comparison waits for the device.
+
+        Parameters
+        ----------
+        leads
+            Whether this process writes the step's row.
+        """
+        grad = self.weight.parameter.grad
+        if grad is None:
+            return None
+        if self.place is not None:
+            part = local_part(grad)
+            return Update(norm=device_norm(part if self.place.counts else part[:0]), sketch=None)
+        step, micros = self.current()
+        check = None if self.check is None or self.check.done else self.check
+        if self.share == 1.0:
+            if check is not None and self.step_norm is not None:
+                check.add(step, grad, self.step_sketch(micros).float())
+            return Update(norm=device_norm(grad), sketch=None)
+        if not leads:
+            return None
+        sketched = self.sketch.sketch(grad)
+        if check is not None:
+            check.add(step, grad, sketched)
+        return Update(norm=device_norm(grad), sketch=sketched)
+
     def _on_gradient(self, grad: torch.Tensor) -> None:
         """One backward pass alone; the parts of a shared parameter under reentrant checkpointing come one by one."""
         _, micros = self.current()
-        if not micros:
+        if not micros or self.place is not None:
             return
         with self.clock():
             micro = micros[-1]
-            sketched = self.sketch.sketch(grad.detach())
+            sketched = self.sketch.sketch(grad.detach()) * self.share
             if micro.weight is None:
-                micro.weight, micro.weight_norm = sketched, device_norm(grad.detach())
+                micro.weight, micro.weight_norm = sketched, device_norm(grad.detach()) * self.share
             else:
                 micro.weight = micro.weight + sketched
                 micro.weight_norm = None
@@ -227,29 +295,27 @@ class WeightTap:
         if not micros or not GradientState().sync_gradients or parameter.grad is None:
             return
         with self.clock():
-            single = len(micros) == 1 and micros[0].weight_norm is not None
-            self.step_norm = micros[0].weight_norm if single else device_norm(parameter.grad)
+            if self.place is not None:
+                part = local_part(parameter.grad)
+                if not self.place.counts:
+                    part = part[:0]
+                self.shard = self.sketch.sketch_shard(part, self.place.offset if self.place.counts else 0)
+                self.step_norm = device_norm(part)
+            elif self.share == 1.0:
+                single = len(micros) == 1 and micros[0].weight_norm is not None
+                self.step_norm = micros[0].weight_norm if single else device_norm(parameter.grad)
 
-    def check_step(self, step: int, micros: list[MicroBatch]) -> None:
-        """Compare the step's sketch with the gradient that the optimizer is given.
-
-        Clipping and unscaling multiply all of it by one number, which changes no cosine. Not done in backward, since it
-        waits for the device.
-        """
-        grad = self.weight.parameter.grad
-        if self.check is not None and not self.check.done and grad is not None and self.step_norm is not None:
-            self.check.add(step, grad, self.step_sketch(micros))
-
-    @staticmethod
-    def step_sketch(micros: list[MicroBatch]) -> torch.Tensor:
-        """Sum of the micro-batches' sketches, shape ``(k,)``: the sketch is linear."""
+    def step_sketch(self, micros: list[MicroBatch]) -> torch.Tensor:
+        """Return this process's part of the step's sketch, shape ``(k,)``, float64: the sketch is linear."""
+        if self.shard is not None:
+            return self.shard.double()
         parts = [m.weight for m in micros if m.weight is not None]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).double().sum(dim=0).float()
+        return torch.stack(parts).double().sum(dim=0) if parts else torch.zeros(self.sketch.stored).double()
 
 
 @dataclass(eq=False)
 class HiddenTap:
-    """Catches the gradient at the decoder's output, one row a sample."""
+    """Catches the gradient at the decoder's output, one row a sample; ``share`` as for :class:`WeightTap`."""
 
     decoder: nn.Module
     sketch: GradientSketch
@@ -257,10 +323,13 @@ class HiddenTap:
     sequences: int
     current: Current
     clock: Clock
+    share: float = 1.0
     _handles: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Module, k: int, current: Current, clock: Clock, *, sequences: int = 1) -> HiddenTap:
+    def of(
+        cls, model: nn.Module, k: int, current: Current, clock: Clock, share: float = 1.0, *, sequences: int = 1
+    ) -> HiddenTap:
         """Make the tap of a model, as :func:`find_decoder` finds it, with sketches of length k.
 
         ``sequences`` is how many a sample has in one forward pass, see :class:`diagnostics.kinds.TrainerKind`.
@@ -268,7 +337,7 @@ class HiddenTap:
         decoder, width = find_decoder(model)
         sketch = GradientSketch((width,), k=k)
         check = None if sketch.kind == "identity" else SketchCheck()
-        return cls(decoder=decoder, sketch=sketch, check=check, sequences=sequences, current=current, clock=clock)
+        return cls(decoder, sketch, check, sequences, current, clock, share)
 
     def register(self) -> None:
         """Hook the decoder."""
@@ -280,12 +349,14 @@ class HiddenTap:
             handle.remove()
         self._handles = []
 
-    def check_step(self, step: int, micros: list[MicroBatch]) -> None:
+    def fired(self, micros: list[MicroBatch]) -> bool:
+        """Whether a gradient reached the decoder's output in this step."""
+        return any(micro.hidden is not None for micro in micros)
+
+    def check_step(self, step: int, total: torch.Tensor) -> None:
         """Compare the sketch of a step's vector with the vector; only vectors longer than a sketch need it."""
-        parts = [m.hidden.double().sum(dim=0) for m in micros if m.hidden is not None]
-        if self.check is not None and parts:
-            total = torch.stack(parts).sum(dim=0).float()
-            self.check.add(step, total, self.sketch.sketch(total))
+        if self.check is not None:
+            self.check.add(step, total.float(), self.sketch.sketch(total.float()))
 
     def _on_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         hidden = getattr(output, "last_hidden_state", None)
@@ -304,7 +375,7 @@ class HiddenTap:
 
         def on_gradient(grad: torch.Tensor) -> None:
             with self.clock():
-                summed = grad.detach().sum(dim=1, dtype=torch.float64)
+                summed = grad.detach().sum(dim=1, dtype=torch.float64) * self.share
                 rows = summed.view(self.sequences, samples, -1).sum(dim=0).float()
                 micro.hidden = rows if micro.hidden is None else micro.hidden + rows
 

@@ -176,7 +176,7 @@ class GradientSketch:
         else:
             self.kind = "count_two_stage" if self.row_buckets or self.column_buckets else "count"
         self._tables: dict[str, torch.Tensor] = {}
-        self._parallel: dict[tuple[torch.device, int, int], ParallelTables] = {}
+        self._parallel: dict[tuple[torch.device, tuple[int, int], tuple[int, int]], ParallelTables] = {}
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json keeps: everything that decides which numbers a sketch holds."""
@@ -223,9 +223,41 @@ class GradientSketch:
         """
         if tuple(grad.shape) != self.shape:
             raise InputError(f"gradient has shape {tuple(grad.shape)}; the sketch was made for {self.shape}")
-        if grad.layout != torch.strided or not grad.is_floating_point():
-            raise InputError(f"gradient is {grad.layout}, {grad.dtype}; expected a dense floating tensor")
-        return self._sketch_rows(_matrix(grad, (self._rows, self._cols)), 0)
+        return self.sketch_shard(grad, 0)
+
+    def sketch_shard(self, shard: torch.Tensor, offset: int) -> torch.Tensor:
+        """Sketch a part of a gradient, all else being zero: the parts' sketches add up to the whole gradient's.
+
+        Parameters
+        ----------
+        shard
+            Consecutive slices along the gradient's first dimension, as FSDP2 cuts it; it may be empty.
+        offset
+            Index of the first of them.
+
+        Returns
+        -------
+        torch.Tensor
+            (stored,) float32, as from `sketch`.
+
+        Raises
+        ------
+        InputError
+            If the part does not lie inside the gradient, or it is sparse or not of a floating type.
+        """
+        count = shard.shape[0] if shard.ndim else 1
+        length = self.shape[0] if self.shape else 1
+        if tuple(shard.shape[1:]) != self.shape[1:] or not 0 <= offset <= length - count:
+            raise InputError(
+                f"a part of shape {tuple(shard.shape)} at {offset} does not lie inside a gradient of shape {self.shape}"
+            )
+        if shard.layout != torch.strided or not shard.is_floating_point():
+            raise InputError(f"gradient is {shard.layout}, {shard.dtype}; expected a dense floating tensor")
+        if not shard.numel():
+            return torch.zeros(self.stored, dtype=torch.float32, device=shard.device)
+        if len(self.shape) > 1:
+            return self._sketch_block(_matrix(shard, (count, self._cols)), offset, 0)
+        return self._sketch_block(_matrix(shard, (1, count)), 0, offset)
 
     def sketch_product(self, left: Iterable[tuple[int, torch.Tensor]], right: torch.Tensor) -> torch.Tensor:
         """Sketch ``sum over t of g_t (x) h_t`` from its factors.
@@ -250,12 +282,12 @@ class GradientSketch:
             matrix = torch.zeros(self._rows, self._cols, dtype=torch.float32, device=right.device)
             for first, block in left:
                 matrix[first : first + block.shape[0]] = block.float() @ right
-            return self._sketch_rows(matrix, 0)
+            return self._sketch_block(matrix, 0, 0)
         if right.device.type != "cpu":
             factor = torch.zeros(self._rows, right.shape[0], dtype=torch.float32, device=right.device)
             for first, block in left:
                 factor[first : first + block.shape[0]] = block
-            return self._parallel_tables(right.device, 0, self._rows).sketch_product(factor, right)
+            return self._parallel_tables(right.device, (0, 0), (self._rows, self._cols)).sketch_product(factor, right)
         tables = self._tables_on_cpu()
         folded = torch.zeros(2 * self.row_buckets, right.shape[0], dtype=torch.float32, device=right.device)
         for first, block in left:
@@ -267,21 +299,22 @@ class GradientSketch:
             self._add_flat(signed, folded @ right[:, col : col + width], tables, 0, col)
         return signed[0::2] - signed[1::2]
 
-    def _sketch_rows(self, matrix: torch.Tensor, row_offset: int) -> torch.Tensor:
-        """Sketch the rows from row_offset on, the others being zero; the shards' sketches add up."""
+    def _sketch_block(self, matrix: torch.Tensor, row_offset: int, col_offset: int) -> torch.Tensor:
+        """Sketch whole rows from row_offset on, or a piece of the only row there is."""
         if self.kind == "identity":
             out = torch.zeros(self.stored, dtype=torch.float32, device=matrix.device)
-            start = row_offset * self._cols
+            start = row_offset * self._cols + col_offset
             out[start : start + matrix.numel()] = matrix.reshape(-1)
             return out
         if matrix.device.type != "cpu":
-            return self._parallel_tables(matrix.device, row_offset, matrix.shape[0]).sketch(matrix)
+            offset, shape = (row_offset, col_offset), (matrix.shape[0], matrix.shape[1])
+            return self._parallel_tables(matrix.device, offset, shape).sketch(matrix)
         tables = self._tables_on_cpu()
         # Buckets 2h and 2h + 1 collect the positive and the negative entries: no pass that multiplies by
         # signs, and no copy of a float32 gradient (multiplying first took 1.4 times as long).
         signed = torch.zeros(2 * self.k, dtype=torch.float32, device=matrix.device)
         if self.row_buckets is None:
-            self._add_flat(signed, matrix, tables, row_offset, 0)
+            self._add_flat(signed, matrix, tables, row_offset, col_offset)
         else:
             width = FOLD_ENTRIES // (2 * self.row_buckets)
             index = tables["rows"][row_offset : row_offset + matrix.shape[0]]
@@ -311,15 +344,19 @@ class GradientSketch:
                 index = flat[rows].index_select(1, tables["columns"][cols]) ^ tables["column_signs"][cols]
             signed.index_add_(0, index.reshape(-1), piece.float().reshape(-1))
 
-    def _parallel_tables(self, device: torch.device, row_offset: int, rows: int) -> ParallelTables:
-        """Return the tables of some rows, arranged for a device with many threads; made at first use."""
-        key = (device, row_offset, rows)
+    def _parallel_tables(self, device: torch.device, offset: tuple[int, int], shape: tuple[int, int]) -> ParallelTables:
+        """Return the tables of a block as `_sketch_block` takes it, arranged for a device with many threads.
+
+        They are made at first use.
+        """
+        key = (device, offset, shape)
         if key not in self._parallel:
             made = self._tables_on_cpu()
-            part = slice(row_offset, row_offset + rows)
-            columns = made["columns"] << 1 | made["column_signs"] if "columns" in made else None
-            rows_table = made["rows"][part] if "rows" in made else None
-            flat = made["flat"] if "rows" in made else made["flat"][part]
+            rows, cols = (slice(start, start + count) for start, count in zip(offset, shape, strict=True))
+            columns = (made["columns"] << 1 | made["column_signs"])[cols] if "columns" in made else None
+            rows_table = made["rows"][rows] if "rows" in made else None
+            flat = made["flat"] if "rows" in made else made["flat"][rows]
+            flat = flat if "columns" in made else flat[:, cols]
             self._parallel[key] = ParallelTables.of(flat, rows_table, columns, self.k, device)
         return self._parallel[key]
 

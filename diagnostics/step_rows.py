@@ -8,52 +8,63 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diagnostics.processes import Processes
 from diagnostics.runlog import GradientRow
-from diagnostics.signals import MicroBatch, WeightTap
+from diagnostics.signals import MicroBatch
 from diagnostics.sketch import GradientSketch
+from diagnostics.step_total import StepTotal
 
 Row = tuple[GradientRow, NDArray[np.float32]]
 
 
-def weight_rows(step: int, micros: list[MicroBatch], norm: torch.Tensor | None, norm_state: str) -> Iterator[Row]:
-    """Yield a step's rows of ``weight``: the step's, and its micro-batches' where there are several.
+def weight_rows(
+    step: int, micros: list[MicroBatch], total: StepTotal, norm_state: str, processes: Processes
+) -> Iterator[Row]:
+    """Yield this process's rows of ``weight``: the step's, and those of its micro-batches where there are several.
 
     Parameters
     ----------
     step
         Counted from 0.
     micros
-        The step's micro-batches.
-    norm
-        Exact norm of the accumulated gradient.
+        This process's micro-batches.
+    total
+        The step over all processes; process 0 writes its row.
     norm_state
         Whether norms are raw or clipped, scaled or not, in words.
+    processes
+        Micro-batches are numbered over all of them, in the order of the batch.
 
     Yields
     ------
     tuple
         The row and its sketch, shape ``(k,)``, float32. With one micro-batch the step's row is that micro-batch's too.
     """
-    fired = [m for m in micros if m.weight is not None]
-    if not fired:
-        return
-    total = WeightTap.step_sketch(fired)
-    yield make_row(step, "step", None, _ids(micros), _tokens(micros), norm, norm_state, total)
-    if len(micros) > 1:
+    if processes.leads and total.weight is not None:
+        yield make_row(
+            step, "step", None, total.sample_ids, total.tokens, total.weight_norm, norm_state, total.weight.float()
+        )
+    if total.micro_batches > 1:
         for number, micro in enumerate(micros):
             if micro.weight is not None:
-                ids, tokens = micro.sample_ids, sum(micro.tokens)
-                yield make_row(step, "micro_batch", number, ids, tokens, micro.weight_norm, norm_state, micro.weight)
+                ids, tokens, place = micro.sample_ids, sum(micro.tokens), number * processes.count + processes.rank
+                yield make_row(step, "micro_batch", place, ids, tokens, micro.weight_norm, norm_state, micro.weight)
 
 
 def hidden_rows(
-    step: int, micros: list[MicroBatch], sketch: GradientSketch, norm_state: str, with_samples: bool
+    step: int,
+    micros: list[MicroBatch],
+    total: StepTotal,
+    sketch: GradientSketch,
+    norm_state: str,
+    processes: Processes,
+    with_samples: bool,
 ) -> Iterator[Row]:
-    """Yield a step's rows of ``hidden``: as :func:`weight_rows`, and those of single samples where asked for.
+    """Yield this process's rows of ``hidden``: as :func:`weight_rows`, and those of single samples where asked for.
 
     Parameters
     ----------
-    step, micros, norm_state
+    step, micros, total, norm_state, processes
         As in :func:`weight_rows`.
     sketch
         Of vectors of the decoder's width; the identity unless they are longer than k.
@@ -65,83 +76,58 @@ def hidden_rows(
     tuple
         The row and its sketch, shape ``(k,)``, float32.
     """
-    sums = {n: m.hidden.double().sum(dim=0) for n, m in enumerate(micros) if m.hidden is not None}
-    if not sums:
-        return
 
     def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor) -> Row:
         norm = float(vector.double().norm())
         return make_row(step, kind, number, ids, tokens, norm, norm_state, sketch.sketch(vector.float()))
 
-    total = torch.stack(list(sums.values())).sum(dim=0)
-    yield row("step", None, _ids(micros), _tokens(micros), total)
+    if processes.leads and total.hidden is not None:
+        yield row("step", None, total.sample_ids, total.tokens, total.hidden)
     for number, micro in enumerate(micros):
         if micro.hidden is None:
             continue
-        if len(micros) > 1:
-            yield row("micro_batch", number, micro.sample_ids, sum(micro.tokens), sums[number])
+        place = number * processes.count + processes.rank
+        if total.micro_batches > 1:
+            yield row("micro_batch", place, micro.sample_ids, sum(micro.tokens), micro.hidden.double().sum(dim=0))
         if with_samples:
             for sample, count, vector in zip(micro.sample_ids, micro.tokens, micro.hidden, strict=True):
-                yield row("sample", number, [sample], count, vector)
+                yield row("sample", place, [sample], count, vector)
 
 
 def head_rows(
-    step: int, micros: list[MicroBatch], sketch: GradientSketch, norm_state: str, with_samples: bool
+    step: int,
+    micros: list[MicroBatch],
+    total: StepTotal,
+    sketch: GradientSketch,
+    norm_state: str,
+    processes: Processes,
+    with_samples: bool,
 ) -> Iterator[Row]:
-    """Yield a step's rows of ``head_only``, of the kinds that :func:`hidden_rows` has.
+    """Yield this process's rows of ``head_only``, of the kinds that :func:`hidden_rows` has.
 
     Parameters
     ----------
-    step, micros, sketch, norm_state, with_samples
+    step, micros, total, sketch, norm_state, processes, with_samples
         As in :func:`hidden_rows`. Norms of single samples are exact; those of steps and micro-batches are known only
         from their sketches, which ``norm_state`` then says.
     """
-    sums = {n: m.head_only.double().sum(dim=0) for n, m in enumerate(micros) if m.head_only is not None}
-    if not sums:
-        return
 
-    def norm_of(vector: torch.Tensor) -> float | None:
-        return float(vector.norm()) if sketch.kind == "identity" else None
+    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor) -> Row:
+        norm = float(vector.norm()) if sketch.kind == "identity" else None
+        return make_row(step, kind, number, ids, tokens, norm, norm_state, vector)
 
-    total = torch.stack(list(sums.values())).sum(dim=0)
-    yield make_row(step, "step", None, _ids(micros), _tokens(micros), norm_of(total), norm_state, total)
+    if processes.leads and total.head is not None:
+        yield row("step", None, total.sample_ids, total.tokens, total.head)
     for number, micro in enumerate(micros):
         if micro.head_only is None:
             continue
-        if len(micros) > 1:
-            ids, tokens, part = micro.sample_ids, sum(micro.tokens), sums[number]
-            yield make_row(step, "micro_batch", number, ids, tokens, norm_of(part), norm_state, part)
+        place = number * processes.count + processes.rank
+        if total.micro_batches > 1:
+            yield row("micro_batch", place, micro.sample_ids, sum(micro.tokens), micro.head_only.double().sum(dim=0))
         if with_samples:
-            rows = zip(micro.sample_ids, micro.tokens, micro.head_norms, micro.head_only, strict=True)
-            for sample, count, norm, row in rows:
-                yield make_row(step, "sample", number, [sample], count, norm, norm_state, row)
-
-
-def sample_coherence(micros: list[MicroBatch]) -> float | None:
-    """Mean pairwise cosine of the samples' ``hidden`` gradients within a step.
-
-    Parameters
-    ----------
-    micros
-        The step's micro-batches.
-
-    Returns
-    -------
-    float or None
-        In [-1, 1]: ``(|sum u|**2 - m) / (m (m - 1))`` over the m unit gradients u, in float64. None with fewer than two
-        that are finite and not zero. `analysis.batch_coherence` says the same of a stored run; source as there.
-    """
-    rows = [micro.hidden.double() for micro in micros if micro.hidden is not None]
-    if not rows:
-        return None
-    norms = torch.linalg.vector_norm(torch.cat(rows), dim=1)
-    usable = torch.isfinite(norms) & (norms > 0)
-    unit = torch.cat(rows)[usable] / norms[usable, None]
-    count = len(unit)
-    if count < 2:
-        return None
-    total = float(unit.sum(dim=0).square().sum())
-    return min(1.0, max(-1.0, (total - count) / (count * (count - 1))))
+            samples = zip(micro.sample_ids, micro.tokens, micro.head_norms, micro.head_only, strict=True)
+            for sample, count, norm, vector in samples:
+                yield make_row(step, "sample", place, [sample], count, norm, norm_state, vector)
 
 
 def make_row(
@@ -190,11 +176,3 @@ def make_row(
         ),
         sketch,
     )
-
-
-def _tokens(micros: list[MicroBatch]) -> int:
-    return sum(sum(micro.tokens) for micro in micros)
-
-
-def _ids(micros: list[MicroBatch]) -> list[int]:
-    return [i for micro in micros for i in micro.sample_ids]

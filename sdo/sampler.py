@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from diagnostics.processes import Processes
 from sdo.plan import Plan
 
 
@@ -27,7 +28,8 @@ class OrganizedSampler(Sampler[int]):
     -----
     A trainer epoch is ``ceil(n / B) * B`` samples, whatever the length of an organizer epoch, so that schedules, step
     counts and evaluation keep their meaning. Epoch ``t`` is the slice of the stream from batch ``t * ceil(n / B)`` on,
-    a pure function of ``t``, which is all that resuming needs.
+    a pure function of ``t``, which is all that resuming needs. Every process hands out the whole stream; the loader
+    deals its micro-batches out in turn, see :func:`process_share`.
 
     It derives from Sampler and not from RandomSampler, which accelerate would replace.
 
@@ -77,3 +79,33 @@ class OrganizedSampler(Sampler[int]):
             if self._positions is not None:
                 ids = self._positions[self.plan.positions(ids)]
             yield from ids.tolist()
+
+
+def process_share(batch: NDArray[np.int64], micro_batch: int, processes: Processes) -> NDArray[np.int64]:
+    """Return what one process trains of a step's batch, in order.
+
+    Parameters
+    ----------
+    batch
+        Shape ``(B,)``, the step's samples.
+    micro_batch
+        Samples of one forward pass of one process; ``processes.count`` times it divides B.
+    processes
+        Which process.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape ``(B / processes.count,)``. Micro-batch m of process r is number ``m * count + r`` of the batch's, which
+        is how accelerate's ``BatchSamplerShard`` deals them out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diagnostics.processes import Processes
+    >>> process_share(np.arange(8), 2, Processes(rank=1, count=2))
+    array([2, 3, 6, 7])
+    """
+    if processes.count == 1:
+        return batch
+    return batch.reshape(-1, processes.count, micro_batch)[:, processes.rank].ravel()

@@ -13,13 +13,15 @@ from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.launch import check_launch, no_ids_came, require_positions
+from diagnostics.processes import Processes
 from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
+from sdo.checkpoints import dataset_digest
 from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
 from sdo.organizer import Organizer
 from sdo.plan import Plan, describe_difference
-from sdo.sampler import OrganizedSampler
+from sdo.sampler import OrganizedSampler, process_share
 
 _STATE = "OrganizerCallback"
 
@@ -31,7 +33,8 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     ----------
     trainer
         An ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` or ``RewardTrainer`` of TRL (a pair is one sample) or a plain
-        ``transformers.Trainer``, in one process, with a map-style training dataset. Only this object changes.
+        ``transformers.Trainer``, in one process or in each of several under DDP, with a map-style training dataset.
+        Only this object changes.
     organizer
         :class:`~sdo.SDO` or :class:`~sdo.Uniform`.
     id_column
@@ -52,9 +55,9 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
 
     Notes
     -----
-    One optimizer step trains exactly one batch of ``per_device_train_batch_size * gradient_accumulation_steps``
-    samples. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own epochs run on underneath. The
-    trainer's log carries ``sdo/…`` figures, see :func:`diagnostics.log_scalars`.
+    One optimizer step trains exactly one batch of ``per_device_train_batch_size * gradient_accumulation_steps *
+    world_size`` samples, over all processes. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own
+    epochs run on underneath. The trainer's log carries ``sdo/…`` figures, see :func:`diagnostics.log_scalars`.
     """
     for refusal in _refusals(trainer):
         raise InputError(refusal)
@@ -87,7 +90,8 @@ class Handle:
             )
         self._channel.plan = plan
         self._channel.name_positions(dataset_ids, source)
-        self._callback = OrganizerCallback(plan, self._channel, lambda: _step_samples(trainer))
+        content = dataset_digest(trainer.train_dataset, dataset_ids)
+        self._callback = OrganizerCallback(plan, self._channel, lambda: _step_samples(trainer), content)
         self._channel.trained = self._callback.trained
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
@@ -124,13 +128,17 @@ class OrganizerCallback(TrainerCallback, ExportableState):
     transformers stores its state in each checkpoint under the class's name.
     """
 
-    def __init__(self, plan: Plan, channel: IdChannel, step_samples: Callable[[], int]) -> None:
+    def __init__(
+        self, plan: Plan, channel: IdChannel, step_samples: Callable[[], int], content: str | None = None
+    ) -> None:
         self._plan = plan
+        self._content = content
         self._channel = channel
         self._step_samples = step_samples
         self._ids: list[int] = []
         self._loss_scale = 1.0
         self._skipped: list[int] = []
+        self._processes = Processes()
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
         channel.subscribe(self.note_ids)
 
@@ -140,7 +148,8 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must remember: what the plan is a function of, and updates that did not happen."""
-        return {"args": {}, "attributes": {"plan": self._plan.describe(), "skipped_steps": list(self._skipped)}}
+        attributes = {"plan": self._plan.describe(), "dataset": self._content, "skipped_steps": list(self._skipped)}
+        return {"args": {}, "attributes": attributes}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
@@ -149,9 +158,12 @@ class OrganizerCallback(TrainerCallback, ExportableState):
                 f"one optimizer step now takes {self._step_samples()} samples; the plan was bound to "
                 f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
             )
+        self._processes = Processes.of(args)
+        self._processes.same(self._plan.fingerprint, "the plan")
+        self._processes.same(self._content or "unknown", "the dataset")
         self._skipped = []
         if state.global_step > 0:
-            self._skipped = _verify_checkpoint(state, self._plan)
+            self._skipped = _verify_checkpoint(state, self._plan, self._content)
         self.trained[:] = self._plan.counts(state.global_step)
         for step in self._skipped:
             self.trained[self._plan.positions(self._plan.batch(step))] -= 1
@@ -172,9 +184,10 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         planned = self._plan.batch(step)
         if not self._ids:
             raise RuntimeError(f"step {step}: {no_ids_came()}")
-        if sorted(self._ids) != sorted(planned.tolist()):
+        expected = process_share(planned, int(args.train_batch_size), self._processes)
+        if sorted(self._ids) != sorted(expected.tolist()):
             raise RuntimeError(
-                f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(planned.tolist())}; "
+                f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(expected.tolist())}; "
                 "something else changed the data loader of this trainer"
             )
         if update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
@@ -193,9 +206,9 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
 
 def _step_samples(trainer: Trainer) -> int:
-    """Samples of one optimizer step, B."""
+    """Samples of one optimizer step, B, over all processes."""
     args = trainer.args
-    return int(args.train_batch_size) * int(args.gradient_accumulation_steps)
+    return int(args.train_batch_size) * int(args.gradient_accumulation_steps) * int(args.world_size)
 
 
 def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id") -> list[str]:
@@ -251,14 +264,6 @@ def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
         "auto_find_batch_size": (
             getattr(args, "auto_find_batch_size", False),
             "the plan is bound to one batch size; mend: set per_device_train_batch_size",
-        ),
-        "split_batches": (
-            trainer.accelerator.split_batches,
-            "it changes what a step trains; mend: leave it out of accelerator_config",
-        ),
-        "dispatch_batches": (
-            bool(trainer.accelerator.dispatch_batches),
-            "it changes what a step trains; mend: leave it out of accelerator_config",
         ),
         "restore_callback_states_from_checkpoint": (
             args.restore_callback_states_from_checkpoint,
@@ -336,8 +341,11 @@ def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -
     return rows, source
 
 
-def _verify_checkpoint(state: Any, plan: Plan) -> list[int]:
-    """Refuse to continue a checkpoint under another plan, naming the first difference; return its skipped steps."""
+def _verify_checkpoint(state: Any, plan: Plan, content: str | None) -> list[int]:
+    """Refuse to continue a checkpoint under another plan, naming the first difference; return its skipped steps.
+
+    ``content`` is the digest of the dataset, None where it has none.
+    """
     entry = state.stateful_callbacks.get(_STATE)
     if not entry:
         raise InputError(
@@ -349,6 +357,13 @@ def _verify_checkpoint(state: Any, plan: Plan) -> list[int]:
         raise InputError(
             f"the checkpoint at step {state.global_step} was written under another plan: {difference}; expected the "
             "same, since the batches would differ; mend: use the same organizer, or start a new run"
+        )
+    before = entry["attributes"].get("dataset")
+    if before is not None and content is not None and before != content:
+        raise InputError(
+            f"the checkpoint at step {state.global_step} was trained on other rows under the same ids: dataset = "
+            f"{before[:16]} then and {content[:16]} now; expected the same dataset, prepared in the same way; "
+            "mend: use that, or start a new run"
         )
     skipped: list[int] = entry["attributes"].get("skipped_steps", [])
     return [step for step in skipped if step < state.global_step]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdo.checkpoints import is_whole, last_checkpoint
 from sdo.cli.config import (
     OrganizerOptions,
     RecorderOptions,
@@ -178,7 +179,7 @@ def resume_from(value: object, output_dir: str) -> str | None:
     Parameters
     ----------
     value
-        ``resume_from_checkpoint``: a path, true for the last one in ``output_dir``, false or None.
+        ``resume_from_checkpoint``: a path, true for the last whole one in ``output_dir``, false or None.
     output_dir
         Where checkpoints are written.
 
@@ -187,17 +188,18 @@ def resume_from(value: object, output_dir: str) -> str | None:
     InputError
         If there is no such checkpoint.
     """
-    from transformers.trainer_utils import get_last_checkpoint
-
     if value is None or str(value).lower() in ("false", "none", ""):
         return None
     if str(value).lower() == "true":
-        last = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
+        last = last_checkpoint(output_dir)
         if last is None:
-            raise InputError(f"{output_dir} holds no checkpoint to resume from; expected checkpoint-N in it")
+            raise InputError(f"{output_dir} holds no whole checkpoint to resume from; expected checkpoint-N in it")
         return str(last)
-    if not (Path(str(value)) / "trainer_state.json").is_file():
-        raise InputError(f"resume_from_checkpoint is {value}, which is no checkpoint; expected its folder, or true")
+    if not is_whole(Path(str(value))):
+        raise InputError(
+            f"resume_from_checkpoint is {value}, which is no checkpoint, or not a whole one; expected its folder, "
+            "or true for the last whole one"
+        )
     return str(value)
 
 

@@ -235,5 +235,6 @@ def train(setup: Setup) -> int:
     if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
         trainer.save_model(trainer.args.output_dir)
     where = f"; run folder {recorder.out}" if recorder is not None else ""
-    print(f"{result.global_step} steps, mean training loss {result.training_loss:.4f}{where}")
+    if trainer.is_world_process_zero():
+        print(f"{result.global_step} steps, mean training loss {result.training_loss:.4f}{where}")
     return 0

@@ -85,6 +85,7 @@ class RunWriter:
                 "grad_norm": 1.0,
                 "clipped": False,
                 "loss_scale": 1.0,
+                "skipped": False,
                 "tokens": 80,
                 "seconds": 0.5,
                 "recorder_seconds": 0.01,

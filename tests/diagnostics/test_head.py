@@ -186,7 +186,7 @@ def test_a_capped_model_is_read(runs):
 
 
 def tap_of(model):
-    return HeadTap.of(model, 64, lambda: (0, []), None, PLAIN, None, 1)
+    return HeadTap.of(model, 64, lambda: (0, []), None, kind=PLAIN, args=None, every=1)
 
 
 def test_a_model_without_a_head_is_refused(kit):

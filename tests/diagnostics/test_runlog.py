@@ -38,6 +38,7 @@ def step_row(step, epoch=0, **changes):
         "grad_norm": 1.5,
         "clipped": step % 2 == 0,
         "loss_scale": 1.0,
+        "skipped": False,
         "tokens": 64,
         "seconds": 0.5,
         "recorder_seconds": 0.01,
@@ -123,7 +124,7 @@ def test_round_trip(tmp_path):
 
     steps = read(run / "steps")
     assert " ".join(str(field.type) for field in steps.schema) == (
-        "int64 int64 double double double double bool double int64 double double list<element: int64>"
+        "int64 int64 double double double double bool double bool int64 double double list<element: int64>"
     )
     expected = step_row(2)
     assert steps.to_pylist()[2] == {name: getattr(expected, name) for name in StepRow.__slots__}
@@ -657,7 +658,7 @@ import os, sys
 from diagnostics.runlog import RunLog, StepRow
 log = RunLog.create(sys.argv[1], {})
 for step in range(3):
-    log.add_step(StepRow(step, None, 0.0, None, None, None, None, 1.0, 1, 0.1, 0.0, [step]))
+    log.add_step(StepRow(step, None, 0.0, None, None, None, None, 1.0, False, 1, 0.1, 0.0, [step]))
     if step == 2:
         os.replace = lambda *names: os._exit(9)
     log.flush()

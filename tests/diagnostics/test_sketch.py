@@ -247,7 +247,7 @@ def test_linear_and_shards_add_up(shape):
     torch.testing.assert_close(sketcher.sketch(a) + sketcher.sketch(b), sketcher.sketch(a + b))
     torch.testing.assert_close(sketcher.sketch(-3 * a), -3 * sketcher.sketch(a))
     cut = shape[0] // 2
-    shards = sketcher._sketch_rows(a[:cut], 0) + sketcher._sketch_rows(a[cut:], cut)
+    shards = sketcher.sketch_shard(a[:cut], 0) + sketcher.sketch_shard(a[cut:], cut)
     torch.testing.assert_close(shards, sketcher.sketch(a))
 
 
@@ -318,16 +318,29 @@ def test_other_devices_get_the_same_sketch(monkeypatch, shape, limits, dtype):
     grad = torch.randint(-9, 10, shape).to(dtype)
     expected = sketcher.sketch(grad)
     cpu = torch.device("cpu")
-    assert torch.equal(sketcher._parallel_tables(cpu, 0, shape[0]).sketch(grad), expected)
-    assert torch.equal(sketcher._parallel_tables(cpu, 0, shape[0]).sketch(grad.T.contiguous().T), expected)
+    tables = sketcher._parallel_tables(cpu, (0, 0), shape)
+    assert torch.equal(tables.sketch(grad), expected)
+    assert torch.equal(tables.sketch(grad.T.contiguous().T), expected)
     half = shape[0] // 2
     parts = [(0, half), (half, shape[0] - half)]
     # small integers: sums are exact in any order
     left, right = torch.randint(-3, 4, (shape[0], 5)).float(), torch.randint(-3, 4, (5, shape[1])).float()
-    product = sketcher._parallel_tables(cpu, 0, shape[0]).sketch_product(left, right)
-    assert torch.equal(product, sketcher.sketch(left @ right))
-    shards = [sketcher._parallel_tables(cpu, at, n).sketch(grad[at : at + n]) for at, n in parts]
+    assert torch.equal(tables.sketch_product(left, right), sketcher.sketch(left @ right))
+    shards = [sketcher._parallel_tables(cpu, (at, 0), (n, shape[1])).sketch(grad[at : at + n]) for at, n in parts]
     assert torch.equal(shards[0] + shards[1], expected)
+
+
+@pytest.mark.parametrize("limits", [{}, {"FLAT_ENTRIES": 100, "TABLE_ENTRIES": 200, "COLUMN_BUCKETS": 16}])
+def test_other_devices_get_the_same_sketch_of_a_vectors_parts(monkeypatch, limits):
+    """A sharded vector is cut along the only row that its matrix has."""
+    for name, value in limits.items():
+        monkeypatch.setattr(f"diagnostics.sketch.{name}", value)
+    sketcher, grad = GradientSketch((300,), k=32), torch.randint(-9, 10, (300,)).float()
+    assert sketcher.column_buckets == limits.get("COLUMN_BUCKETS")
+    for at, count in ((0, 130), (130, 170)):
+        part = grad[at : at + count]
+        tables = sketcher._parallel_tables(torch.device("cpu"), (0, at), (1, count))
+        assert torch.equal(tables.sketch(part[None]), sketcher.sketch_shard(part, at))
 
 
 def test_seeds_differ():

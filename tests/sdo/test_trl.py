@@ -480,9 +480,10 @@ def traces(trainer):
         ({"auto_find_batch_size": True}, "auto_find_batch_size is set.*per_device_train_batch_size"),
         ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy is set"),
         ({"train_sampling_strategy": "batch_rebalance"}, "train_sampling_strategy is set"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches is set"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches=True"),
         # transformers#26548: rows of different lengths fail under dispatch_batches, deep inside accelerate.
-        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches is set"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True"),
+        ({"accelerator_config": {"even_batches": False}}, "even_batches=False"),
         ({"restore_callback_states_from_checkpoint": True}, "restore_callback_states_from_checkpoint is set"),
         ({"packing": True, "max_length": 8}, "packing is set.*mixes samples"),
     ],
@@ -862,6 +863,8 @@ def test_stopped_and_resumed_twice_in_one_folder(tmp_path, tokenizer, whole):
         seen += trainer.probe.batches
         (last,) = (tmp_path / "out").glob("checkpoint-*")
         saved = json.loads((last / "trainer_state.json").read_text())["stateful_callbacks"][STATE]
+        digest = saved["attributes"].pop("dataset")
+        assert len(digest) == 64
         assert saved == {"args": {}, "attributes": {"plan": sdo().plan(4).describe(), "skipped_steps": []}}
     assert seen == whole.trainer.probe.batches
     assert trainer.handle.trained.tolist() == whole.handle.trained.tolist()
@@ -888,6 +891,21 @@ def test_resuming_under_another_plan_is_refused(whole, tmp_path, tokenizer, orga
         trainer.train(resume_from_checkpoint=str(whole.out / "checkpoint-3"))
     assert "the checkpoint at step 3" in str(caught.value)
     assert trainer.probe.steps == []
+
+
+def test_resuming_on_other_rows_under_the_same_ids_is_refused(whole, tmp_path, tokenizer):
+    """No plan can tell: the ids are the same, as after the texts were edited or tokenized otherwise."""
+    other = dataset(SHUFFLED).map(lambda row: {"input_ids": [*row["input_ids"], 5]})
+    trainer = resumable(tmp_path, tokenizer, organize=sdo(), rows=other, num_train_epochs=3, max_steps=-1)
+    with pytest.raises(InputError, match=r"step 3 was trained on other rows under the same ids: dataset = \w{16} then"):
+        trainer.train(resume_from_checkpoint=str(whole.out / "checkpoint-3"))
+    assert trainer.probe.steps == []
+
+
+def test_the_same_rows_in_another_order_may_resume(whole, tmp_path, tokenizer):
+    trainer = resumable(tmp_path, tokenizer, organize=sdo(), rows=dataset(), num_train_epochs=3, max_steps=-1)
+    trainer.train(resume_from_checkpoint=str(whole.out / "checkpoint-10"))
+    assert trainer.probe.batches == whole.trainer.probe.batches[10:]
 
 
 def test_the_same_batches_split_otherwise_may_resume(whole, tmp_path, tokenizer):

@@ -20,7 +20,7 @@ def runs(tmp_path):
         log = RunLog.create(tmp_path / name, info)
         for step in range(12):
             ids = rng.choice(9, 3, replace=False).tolist()
-            log.add_step(StepRow(step, 0, step / 3, 2.0 - step / 10, 1e-3, 1.0, False, 1.0, 30, 0.5, 0.01, ids))
+            log.add_step(StepRow(step, 0, step / 3, 2.0 - step / 10, 1e-3, 1.0, False, 1.0, False, 30, 0.5, 0.01, ids))
             for kind, group in (("step", [ids]), ("sample", [[i] for i in ids])):
                 for one in group:
                     sketch = rng.normal(size=5).astype(np.float32)
