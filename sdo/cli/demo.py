@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sdo.cli.demo_folder import MANIFEST, DemoFolder
 from sdo.cli.demo_summary import NAMES, summarise
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError
@@ -32,8 +33,6 @@ WARM_UP_PART, WARM_UP_BATCH, WARM_UP_RATE = 4, 16, 2e-3
 RATE = 1e-3
 SAMPLE_EVERY = 2
 EVALUATIONS = 5  # after the one at the start
-_MANIFEST = "demo.json"
-_ENTRIES = ("train.jsonl", "held_out.jsonl", "embeddings.npy", *NAMES, "coherence", "summary.md")
 _MAX_SEED = 2**32 - 1
 
 
@@ -44,7 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="two short recorded trainings, uniform and SDO, explained",
         description="Train a small model on made-up word problems, once with uniform batches and once with SDO's, "
         "record both and compare their gradients. Needs no download and no GPU; one to two minutes on two cores. "
-        "Writes the data, both run folders (uniform, sdo), pictures and numbers (coherence) and summary.md.",
+        "Writes the data, both run folders (uniform, sdo), pictures and numbers (coherence), summary.md "
+        "and report.html, the page to look at.",
         epilog="example: sdo demo --out demo",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for everything")
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
         written or removed then.
     """
     _check_options(args)
-    folder = _Folder(args.out)
+    folder = DemoFolder(args.out)
     folder.check(overwrite=args.overwrite)
-    if args.overwrite and (args.out / _MANIFEST).exists():
+    if args.overwrite and (args.out / MANIFEST).exists():
         print(f"replacing the earlier demo in {args.out}", flush=True)
     material = _Material.make(args.problems, args.seed)
     say = _Clock()
@@ -119,6 +119,8 @@ def _demo(args: argparse.Namespace, material: _Material, say: _Clock) -> int:
     setting = _setting(args, material, embeddings.dim, warm_up, model.num_parameters())
     summary = summarise(out, material.families, setting)
     (out / "summary.md").write_text(summary, encoding="utf-8")
+    say(f"writing the report, {out / 'report.html'}")
+    status = max(status, _report(out))
     say("done")
     print(f"\n{summary}", end="")
     return status
@@ -153,102 +155,6 @@ class _Clock:
 
     def __call__(self, what: str) -> None:
         print(f"[{time.perf_counter() - self._start:4.0f} s] {what}", flush=True)
-
-
-# ---------------------------------------------------------------------- the folder
-
-
-class _Folder:
-    """The demo's folder. It lists its files in ``demo.json``, and removes those alone.
-
-    Parameters
-    ----------
-    out
-        The folder.
-    """
-
-    def __init__(self, out: Path) -> None:
-        self.out = out
-
-    def check(self, *, overwrite: bool) -> None:
-        """Refuse a folder that is in use; nothing changes.
-
-        Raises
-        ------
-        InputError
-            If the folder holds files and may not be overwritten, or a name that the demo needs is taken by a file that
-            it did not write.
-        """
-        if self.out.exists() and not self.out.is_dir():
-            raise InputError(f"--out {self.out} is a file; expected a folder")
-        try:
-            in_use = self.out.is_dir() and any(self.out.iterdir())
-        except OSError as error:
-            raise InputError(f"cannot read {self.out}: {error.strerror}") from error
-        if in_use and not overwrite:
-            raise InputError(
-                f"--out {self.out} holds files; choose another folder, or add --overwrite to replace an earlier demo"
-            )
-        written = self._written()
-        foreign = [path for path in self._files() if path not in written]
-        if foreign:
-            raise InputError(
-                f"{foreign[0]} stands where the demo would write, and no earlier demo lists it as its own; expected "
-                f"{', '.join(_ENTRIES)} to be free in {self.out}; mend: choose another folder, or move the file"
-            )
-
-    @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
-        """Remove what an earlier demo wrote, and list what is written now, even if it ends early."""
-        try:
-            self._remove()
-            self.out.mkdir(parents=True, exist_ok=True)
-            self._list()
-        except OSError as error:
-            raise InputError(f"cannot write into {self.out}: {error.strerror}") from error
-        try:
-            yield
-        finally:
-            self._list()
-
-    def _files(self) -> list[Path]:
-        """Everything that is no folder under the names that the demo uses."""
-        found: list[Path] = []
-        for entry in (self.out / name for name in _ENTRIES):
-            if entry.is_symlink() or not entry.is_dir():
-                found += [entry] if entry.is_symlink() or entry.exists() else []
-            else:
-                found += [path for path in sorted(entry.rglob("*")) if path.is_symlink() or not path.is_dir()]
-        return found
-
-    def _written(self) -> set[Path]:
-        manifest = self.out / _MANIFEST
-        if not manifest.exists():
-            return set()
-        try:
-            content = json.loads(manifest.read_text(encoding="utf-8"))
-            if content["format"] != "sdo-demo":
-                raise ValueError
-            return {self.out / str(name) for name in content["files"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{manifest} is not the list of an earlier demo; choose another folder") from error
-
-    def _remove(self) -> None:
-        """Remove the listed files under the demo's names, then the empty folders there."""
-        written = self._written()
-        for path in self._files():
-            if path in written:
-                path.unlink()
-        for entry in (self.out / name for name in _ENTRIES):
-            if entry.is_dir():
-                for folder in sorted((path for path in entry.rglob("*") if path.is_dir()), reverse=True):
-                    folder.rmdir()
-                entry.rmdir()
-
-    def _list(self) -> None:
-        names = [path.relative_to(self.out).as_posix() for path in self._files()]
-        content = {"format": "sdo-demo", "format_version": 1, "files": names}
-        (self.out / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 # ---------------------------------------------------------------------- the material
@@ -417,6 +323,15 @@ def _compare(out: Path) -> int:
     )
     with contextlib.redirect_stdout(io.StringIO()):
         return coherence.run(args)
+
+
+def _report(out: Path) -> int:
+    """Run ``sdo report`` on both runs."""
+    from sdo.cli import main
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        runs = [str(out / name) for name in NAMES]
+        return main.main(["report", *runs, "--title", "Uniform and SDO batches", "--out", str(out / "report.html")])
 
 
 def _setting(args: argparse.Namespace, material: _Material, dim: int, warm_up: int, parameters: int) -> str:

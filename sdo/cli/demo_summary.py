@@ -254,6 +254,7 @@ def _where(out: Path, files: Sequence[str], info: dict[str, Any]) -> str:
     seed, batch_size = int(info["seeds"]["seed"]), info["organizer"]["batch_size"]
     folder, other = shlex.quote(str(out)), shlex.quote(f"{out}-seed-{seed + 1}")
     parts = {
+        "All of it on one page, for a browser:": [str(out / "report.html")],
         "Pictures:": [str(out / "coherence" / name) for name in files if name.endswith(".png")],
         "Numbers, and this text:": [str(out / "coherence" / "coherence.json"), str(out / "summary.md")],
         "Next: does it hold for another seed?": [f"sdo demo --out {other} --seed {seed + 1}"],

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from sdo.cli import demo, demo_summary
+from sdo.cli.demo_folder import DemoFolder
 from sdo.cli.main import main
 
 STEPS, PROBLEMS = 8, 48
@@ -62,6 +63,7 @@ def test_prints_stages_and_the_summary_and_nothing_else(made):
         "training with uniform batches",
         "training with SDO's batches",
         "comparing the gradients of both runs",
+        "writing the report",
         "done",
     ]
     assert all(line.startswith("[") and line[5:9] == " s] " for line in stages.splitlines())
@@ -137,6 +139,17 @@ def test_sdo_groups_the_families_and_uniform_does_not(made):
     shown = cells((made[0] / "summary.md").read_text(encoding="utf-8"))
     uniform, sdo = (float(value.rstrip("%")) for value in shown["pairs of one family within a batch"])
     assert uniform < 20 < sdo
+
+
+def test_the_report_holds_both_runs(made):
+    out, _, printed, _ = made
+    page, numbers = (out / "report.html").read_text(), json.loads((out / "report.json").read_text())
+    assert str(out / "report.html") in printed
+    assert len(page) < 1_000_000
+    assert "<script" not in page
+    shown = [key for key, part in numbers["sections"].items() if part["state"] == "shown"]
+    assert shown == ["training", "coherence", "locality", "exposure", "provenance", "reproduce"]
+    assert list(numbers["sections"]["exposure"]["runs"]) == ["uniform", "sdo"]
 
 
 def test_pictures_are_there_and_show_something(made):
@@ -277,16 +290,18 @@ def test_an_early_end_leaves_a_folder_that_can_be_overwritten(tmp_path, monkeypa
     out = tmp_path / "demo"
     assert call("--out", out, *SMALL)[0] == 130
     assert json.loads((out / "demo.json").read_text())["files"] == ["train.jsonl", "held_out.jsonl", "embeddings.npy"]
-    folder = demo._Folder(out)
+    folder = DemoFolder(out)
     folder.check(overwrite=True)
     with folder.claimed():
         assert [path.name for path in out.iterdir()] == ["demo.json"]
 
 
-def test_a_failed_part_is_passed_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("compared", "reported"), [(1, 0), (0, 1)])
+def test_a_failed_part_is_passed_on(tmp_path, monkeypatch, compared, reported):
     # The slow parts are left out: this is about the status alone.
     monkeypatch.setattr(demo, "_train", lambda *args, **kwargs: None)
-    monkeypatch.setattr(demo, "_compare", lambda out: 1)
+    monkeypatch.setattr(demo, "_compare", lambda out: compared)
+    monkeypatch.setattr(demo, "_report", lambda out: reported)
     monkeypatch.setattr(demo, "summarise", lambda *args: "words\n")
     status, out, _ = call("--out", tmp_path / "demo", *SMALL)
     assert status == 1
