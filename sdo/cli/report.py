@@ -24,9 +24,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         description="Put verdict, alerts, balance, training, coherence, locality, exposure, weakest clusters and\n"
         "provenance of runs and predictions into one HTML file without scripts, and the same numbers into a JSON file\n"
         "beside it. Runs or predictions may be left out.",
-        epilog="examples: sdo report runs/uniform runs/sdo --out report.html\n"
-        "          sdo report runs/uniform runs/sdo --predictions uniform.jsonl sdo.jsonl --embeddings E.npy\n"
-        "              --clusters 164 --seed 617 --prompts test.jsonl --column question --out report.html",
+        epilog="example: sdo report runs/uniform runs/sdo --predictions uniform.jsonl sdo.jsonl --embeddings E.npy\n"
+        "    --clusters 164 --seed 617 --prompts test.jsonl --column question --out report.html",
     )
     add = parser.add_argument
     add("runs", metavar="RUN", nargs="*", type=Path, help="folder of a recorded run")

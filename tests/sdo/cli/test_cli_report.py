@@ -93,7 +93,7 @@ def test_a_failed_section_is_named_and_the_page_written(runs, tmp_path, capsys):
 def test_the_help_has_an_example(capsys):
     with pytest.raises(SystemExit):
         main(["report", "--help"])
-    assert "examples: sdo report" in capsys.readouterr().out
+    assert "example: sdo report" in capsys.readouterr().out
 
 
 def test_a_page_that_is_there_is_replaced_when_told(runs, tmp_path):
