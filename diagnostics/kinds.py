@@ -31,11 +31,13 @@ class TrainerKind:
         Positions of a sample that carry a loss, where they are not counted in the batch.
     loss_from
         ``"forward"``: read off the model's output; ``"log"``: the trainer computes it from several passes, so that it
-        is known where the trainer logs the step.
+        is known where the trainer logs the step; ``"step"``: what the trainer's own ``training_step`` returned.
     score_from
         How an evaluation's scores are read off the model's output: see :func:`diagnostics.losses.held_out_scores`.
     score_name
         What stands in the place of ``loss`` in the trainer's name of an evaluation.
+    generates
+        Whether it trains on completions that it generates itself, several of each sample.
     """
 
     trainer: str
@@ -46,9 +48,10 @@ class TrainerKind:
     score: str | None = None
     sequences: int = 1
     positions: int | None = None
-    loss_from: Literal["forward", "log"] = "forward"
+    loss_from: Literal["forward", "log", "step"] = "forward"
     score_from: Literal["loss", "log_probs", "logits"] | None = None
     score_name: str = "loss"
+    generates: bool = False
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json says: which trainer, and what the numbers of its run mean."""
@@ -104,6 +107,19 @@ SUPPORTED = (
         loss_from="log",
         score_from="logits",
         score_name="reward_margin",
+    ),
+    *(
+        TrainerKind(
+            trainer=f"{name}Trainer",
+            config=f"{name}Config",
+            sample="a prompt; a sample row is one of its completions",
+            loss=f"{name}'s loss as the trainer computes it, summed over the step's micro-batches",
+            tokens="completion tokens",
+            score="a completion's reward, weighted over the reward functions; sample_id is its prompt's",
+            loss_from="step",
+            generates=True,
+        )
+        for name in ("GRPO", "RLOO")
     ),
 )
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.completions import CompletionFollower, Rewards, follow_completions, trainer_needed
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.losses import held_out_scores, sample_losses
@@ -26,7 +27,7 @@ from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
 from diagnostics.sketch import exact_norm
 from diagnostics.step_rows import hidden_rows, sample_coherence, weight_rows
 from sdo.errors import InputError
-from sdo.plan import describe_difference
+from sdo.plan import EpochPlan, Plan, describe_difference
 
 if TYPE_CHECKING:
     from diagnostics.recorder import GradientRecorder
@@ -75,6 +76,8 @@ class Recording:
         self._hidden = HiddenTap.of(model, k, *shared, sequences=kind.sequences) if "hidden" in wanted else None
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
+        self._follower: CompletionFollower | None = None
+        self._losses: list[torch.Tensor] = []  # of the step's micro-batches, where the trainer's own loss is written
 
     @classmethod
     def start(cls, options: GradientRecorder, args: Any, state: Any, model: nn.Module, loader: Any) -> Recording:
@@ -101,6 +104,8 @@ class Recording:
         recording = cls(options, kind, model, state.global_step, float(args.max_grad_norm or 0))
         taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
         try:
+            if kind.generates:
+                recording._follow(options.trainer)
             info = describe_run(args, kind, state, model, loader, recording._channel, taps)
             recording._open_log(info, _run_of_checkpoint(state, options))
         except BaseException:
@@ -127,6 +132,10 @@ class Recording:
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
+        if self._follower is not None:
+            self._follower.unsubscribe(self)
+            self._follower.detach()
+            self._follower = None
         self._channel.unsubscribe(self._begin_micro_batch)
 
     # ------------------------------------------------------------------ one step
@@ -137,7 +146,7 @@ class Recording:
             self._write_pending()
             self.log.maybe_flush()
         self._step = step
-        self._micros = []
+        self._micros, self._losses = [], []
         self._seconds_at_start = self._seconds
         self._step_started = time.perf_counter()
 
@@ -166,15 +175,15 @@ class Recording:
         with self._clock():
             if self._step == self._first_step:
                 self._require_signals()
-            losses = [micro.losses for micro in self._micros]
             tokens = sum(sum(micro.tokens) for micro in self._micros)
-            totals = [float(part.total) for part in losses if part is not None and part.total is not None]
             ids = [i for micro in self._micros for i in micro.sample_ids]
             self._pending = {
                 "step": self._step,
-                "organizer_epoch": None if self._plan is None else self._plan.epoch_of(self._step).organizer_epoch,
+                "organizer_epoch": None
+                if self._plan is None
+                else self._epoch_of(self._plan, self._step)[0].organizer_epoch,
                 "trainer_epoch": trainer_epoch,
-                "loss": sum(totals) / tokens if tokens and len(totals) == len(losses) else None,
+                "loss": self._step_loss(tokens),
                 "learning_rate": self._learning_rate,
                 "grad_norm": None,
                 "clipped": self._clipped,
@@ -188,6 +197,14 @@ class Recording:
         # All of the recorder's time since the last row, so that flushes and evaluations are in a row too.
         self._pending["recorder_seconds"] = self._seconds - self._seconds_in_rows
         self._seconds_in_rows = self._seconds
+
+    def _step_loss(self, tokens: int) -> float | None:
+        """The step's loss, as run.json words it for this kind of trainer."""
+        if self._follower is not None:
+            return sum(loss.double().item() for loss in self._losses)
+        losses = [micro.losses for micro in self._micros]
+        totals = [float(part.total) for part in losses if part is not None and part.total is not None]
+        return sum(totals) / tokens if tokens and len(totals) == len(losses) else None
 
     def note_log(self, updates: int, logs: dict[str, Any]) -> None:
         """Put what the trainer logs of one step into the step's row.
@@ -238,9 +255,15 @@ class Recording:
         row, self._pending = StepRow(**self._pending), None
         self.log.add_step(row)
         if self._plan is not None:
-            epoch = self._plan.epoch_of(row.step)
-            if row.step == epoch.first_step + epoch.steps - 1:
+            epoch, stop = self._epoch_of(self._plan, row.step)
+            if row.step == stop - 1:
                 self._write_exposure(epoch.organizer_epoch)
+
+    def _epoch_of(self, plan: Plan, step: int) -> tuple[EpochPlan, int]:
+        """The organizer epoch that holds an optimizer step, and the first optimizer step after it."""
+        each = self._channel.steps_per_batch
+        epoch = plan.epoch_of(step // each)
+        return epoch, (epoch.first_step + epoch.steps) * each
 
     # ------------------------------------------------------------------ hooks
 
@@ -249,6 +272,8 @@ class Recording:
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         with self._clock():
+            if self._follower is not None:
+                return  # its tokens came with the ids, and an evaluation's completions are not rows of its dataset
             if module.training and self._micros and self._kind.loss_from == "forward":
                 # A loss of the user's own trains on logits without labels; TRL then reads its metrics off a second
                 # forward pass without gradients, which has them.
@@ -266,6 +291,32 @@ class Recording:
             if all(getattr(micro, signal) is None for micro in self._micros):
                 self.release()
                 raise RuntimeError(f"signal {signal!r} did not fire in the first step: {SILENT[signal]}")
+
+    # ------------------------------------------------------------------ completions
+
+    def _follow(self, trainer: Any) -> None:
+        """Hear of completions, rewards and losses, from the organizer's follower or from one of our own."""
+        if self._channel.follower is None and trainer is None:
+            raise InputError(trainer_needed())
+        follower = self._channel.follower
+        self._follower = follow_completions(trainer) if follower is None else follower.share()
+        self._follower.subscribe(self)
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Take the loss of a micro-batch, as the trainer adds it up."""
+        self._losses.append(loss.detach())
+
+    def note_rewards(self, rewards: Rewards) -> None:
+        """Write the reward of each completion, and that of each function where there are several."""
+        if not self._options.evaluations:
+            return
+        with self._clock():
+            columns = [("reward", rewards.total)]
+            if len(rewards.names) > 1:
+                columns += [(f"reward/{name}", rewards.parts[:, n]) for n, name in enumerate(rewards.names)]
+            ids = np.array(rewards.sample_ids, np.int64)
+            for name, values in columns:
+                self.log.add_evaluation(rewards.step, name, ids, values.double().numpy())
 
     # ------------------------------------------------------------------ evaluations
 
@@ -332,8 +383,8 @@ class Recording:
         self._write_pending()
         self._write_checks()
         if self._plan is not None and global_step > 0:
-            epoch = self._plan.epoch_of(global_step - 1)
-            if global_step < epoch.first_step + epoch.steps:
+            epoch, stop = self._epoch_of(self._plan, global_step - 1)
+            if global_step < stop:
                 self._write_exposure(epoch.organizer_epoch)
         self.log.close(status)
         self.release()

@@ -38,12 +38,14 @@ def weight_rows(step: int, micros: list[MicroBatch], norm: float | None, norm_st
     if not fired:
         return
     total = WeightTap.step_sketch(fired)
-    yield make_row(step, "step", None, _ids(micros), _tokens(micros), norm, norm_state, total)
+    tied = all(all(_tied(micro)) for micro in micros)
+    yield make_row(step, "step", None, _ids(micros), _tokens(micros), norm, norm_state, total, tied)
     if len(micros) > 1:
         for number, micro in enumerate(micros):
             if micro.weight is not None:
-                ids, tokens = micro.sample_ids, sum(micro.tokens)
-                yield make_row(step, "micro_batch", number, ids, tokens, micro.weight_norm, norm_state, micro.weight)
+                ids, tokens, tied = micro.sample_ids, sum(micro.tokens), all(_tied(micro))
+                norm, sketch = micro.weight_norm, micro.weight
+                yield make_row(step, "micro_batch", number, ids, tokens, norm, norm_state, sketch, tied)
 
 
 def hidden_rows(
@@ -69,20 +71,21 @@ def hidden_rows(
     if not sums:
         return
 
-    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor) -> Row:
+    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor, tied: bool) -> Row:
         norm = float(vector.double().norm())
-        return make_row(step, kind, number, ids, tokens, norm, norm_state, sketch.sketch(vector.float()))
+        return make_row(step, kind, number, ids, tokens, norm, norm_state, sketch.sketch(vector.float()), tied)
 
     total = torch.stack(list(sums.values())).sum(dim=0)
-    yield row("step", None, _ids(micros), _tokens(micros), total)
+    yield row("step", None, _ids(micros), _tokens(micros), total, all(all(_tied(micro)) for micro in micros))
     for number, micro in enumerate(micros):
         if micro.hidden is None:
             continue
         if len(micros) > 1:
-            yield row("micro_batch", number, micro.sample_ids, sum(micro.tokens), sums[number])
+            yield row("micro_batch", number, micro.sample_ids, sum(micro.tokens), sums[number], all(_tied(micro)))
         if with_samples:
-            for sample, count, vector in zip(micro.sample_ids, micro.tokens, micro.hidden, strict=True):
-                yield row("sample", number, [sample], count, vector)
+            samples = zip(micro.sample_ids, micro.tokens, micro.hidden, _tied(micro), strict=True)
+            for sample, count, vector, tied in samples:
+                yield row("sample", number, [sample], count, vector, tied)
 
 
 def sample_coherence(micros: list[MicroBatch]) -> float | None:
@@ -99,7 +102,7 @@ def sample_coherence(micros: list[MicroBatch]) -> float | None:
         In [-1, 1]: ``(|sum u|**2 - m) / (m (m - 1))`` over the m unit gradients u, in float64. None with fewer than two
         that are finite and not zero. `analysis.batch_coherence` says the same of a stored run; source as there.
     """
-    rows = [micro.hidden.double() for micro in micros if micro.hidden is not None]
+    rows = [micro.hidden[~torch.tensor(_tied(micro))].double() for micro in micros if micro.hidden is not None]
     if not rows:
         return None
     norms = torch.linalg.vector_norm(torch.cat(rows), dim=1)
@@ -121,6 +124,7 @@ def make_row(
     norm: float | None,
     norm_state: str,
     vector: torch.Tensor,
+    tied: bool = False,
 ) -> Row:
     """Build one row; a gradient that has no direction becomes zeros with a reason.
 
@@ -132,6 +136,8 @@ def make_row(
         Exact 2-norm; where it is not known, that of the sketch, which ``norm_state`` then says.
     vector
         Shape ``(k,)``, the sketch.
+    tied
+        Whether all samples are completions of groups whose rewards tie: what is there in place of zeros is rounding.
     """
     sketch = vector.detach().float().cpu().numpy()
     if norm is None:
@@ -140,6 +146,8 @@ def make_row(
     reason = None
     if not np.isfinite(norm) or not np.isfinite(sketch).all():
         reason = "non-finite gradient"
+    elif tied:
+        reason = "zero gradient: all rewards of the group tie"
     elif norm == 0.0:
         reason = "zero gradient" if tokens else "zero gradient: no token carries a loss"
     if reason is not None:
@@ -161,6 +169,11 @@ def make_row(
 
 def _tokens(micros: list[MicroBatch]) -> int:
     return sum(sum(micro.tokens) for micro in micros)
+
+
+def _tied(micro: MicroBatch) -> list[bool]:
+    """Which samples have a gradient of zero because the rewards of their group tie."""
+    return list(micro.ids.tied or [False] * len(micro.sample_ids))
 
 
 def _ids(micros: list[MicroBatch]) -> list[int]:
