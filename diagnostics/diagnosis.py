@@ -164,8 +164,8 @@ class Diagnosis:
         if self.micro_step is None or self.micro_step.generated is None:
             return ""
         return (
-            f"; the rows are completions of one prompt, cut at {self.micro_step.generated} tokens: longer ones take more "
-            "memory and time, and generating is not counted"
+            f"; the rows are completions of one prompt, cut at {self.micro_step.generated} tokens: longer ones take "
+            "more memory and time, and generating is not counted"
         )
 
 

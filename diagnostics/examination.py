@@ -219,7 +219,7 @@ class _Examination:
             return _evaluated(self._trainer, schedule)
         args, functions = self._trainer.args, len(self._trainer.reward_funcs)
         micro_steps = schedule.steps * schedule.micro_batches
-        generated = math.ceil(micro_steps / (args.steps_per_generation * args.num_iterations))
+        generated: int = math.ceil(micro_steps / (args.steps_per_generation * args.num_iterations))
         return generated * int(args.generation_batch_size) * (1 + (functions if functions > 1 else 0))
 
 

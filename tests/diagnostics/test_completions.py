@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer, RLOOTrainer
 
 from analysis import Run, batch_coherence
-from diagnostics import GradientRecorder
+from diagnostics import GradientRecorder, doctor
 from diagnostics.batch_ids import IdChannel, _channels
 from diagnostics.completions import follow_completions, tied_rewards
 from sdo import SDO, InputError, Uniform, attach
@@ -319,3 +319,47 @@ def test_a_resumed_run_folder_is_that_of_an_uninterrupted_run(tokenizer, tmp_pat
     ):
         expected, found = (table(folder, name).drop(columns=ignored) for folder in (whole, parts))
         pd.testing.assert_frame_equal(found, expected)
+
+
+# ---------------------------------------------------------------------- the doctor
+
+
+def test_the_doctor_leaves_training_as_it_was(tokenizer, tmp_path):
+    def train(look):
+        trainer = make(tokenizer, tmp_path, (4, 1, 2, 2, 1), steps=2)
+        attach(trainer, SDO(MATRIX, k=2, seed=1))
+        if look:
+            before = dict(vars(trainer))
+            diagnosis = doctor(trainer)
+            assert diagnosis.ok, str(diagnosis)
+            assert diagnosis.micro_step.sample_ids[0] == diagnosis.micro_step.sample_ids[1]  # of one prompt
+            assert diagnosis.micro_step.generated == 3
+            assert set(vars(trainer)) == set(before)
+        trainer.train()
+        logged = [{k: v for k, v in entry.items() if "time" not in k} for entry in trainer.state.log_history[:2]]
+        return torch.cat([p.detach().flatten() for p in trainer.model.parameters()]), logged
+
+    (looked, first), (plain, second) = train(True), train(False)
+    assert torch.equal(looked, plain)
+    assert first == second
+
+
+def test_the_doctor_says_what_a_recorder_lacks(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, (4, 1, 2, 1, 1), steps=2)
+    assert doctor(trainer).ok  # what a recorder with its default options, and the trainer, would give
+    assert "compute_loss" not in vars(trainer)
+    trainer.add_callback(GradientRecorder(tmp_path / "run"))
+    assert any("mend: GradientRecorder(..., trainer=trainer)" in reason for reason in doctor(trainer).refused)
+
+
+def test_the_doctor_forecasts_what_is_written(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, (4, 1, 2, 2, 1), steps=5)
+    attach(trainer, Uniform(N, seed=1))
+    trainer.add_callback(GradientRecorder(tmp_path / "run", sample_every=2))
+    forecast = {stream.name: stream.rows for stream in doctor(trainer).disk}
+    trainer.train()
+    assert forecast["evaluations"] == len(table(tmp_path / "run", "evaluations"))
+    assert forecast["exposure"] == len(table(tmp_path / "run", "exposure"))
+    kinds = table(tmp_path / "run", "gradients/hidden").kind.value_counts()
+    assert forecast["gradients/hidden, sample"] == kinds["sample"]
+    assert forecast["gradients/hidden, step"] == kinds["step"]

@@ -311,3 +311,37 @@ def test_other_uses_of_a_generation_batch_than_the_checkpoints_are_refused(token
     run(tokenizer, tmp_path / "a", (4, 1, 2, 2, 1), steps=2)
     with pytest.raises(InputError, match=r"served 2 optimizer step\(s\), now 4"):
         run(tokenizer, tmp_path / "b", (4, 1, 2, 2, 2), steps=4, resume=str(tmp_path / "a/out/checkpoint-2"))
+
+
+# ---------------------------------------------------------------------- skipped updates
+
+
+def test_a_generation_batch_is_an_exposure_unless_all_its_updates_were_skipped(tokenizer, tmp_path):
+    """A GradScaler skips an update whose gradients overflow; here the callback is told so for each step."""
+    trainer = make(tokenizer, tmp_path, (4, 1, 2, 2, 1))
+    handle = attach(trainer, Uniform(N, seed=5))
+    callback, state = handle._callback, SimpleNamespace(global_step=0, stateful_callbacks={})
+    skipped = [True, False, True, True, False, True, False]
+    counted = np.zeros(N, dtype=int)
+    first = handle.plan.batch(0).tolist()
+    callback.on_train_begin(trainer.args, state, None, train_dataloader=trainer.get_train_dataloader())
+    for step, skip in enumerate(skipped):
+        planned = handle.plan.batch(step // 2).tolist()
+        callback.on_step_begin(trainer.args, state, None)
+        callback.note_ids(SimpleNamespace(sample_ids=planned))
+        state.global_step += 1
+        callback.on_step_end(trainer.args, state, None, optimizer=SimpleNamespace(step_was_skipped=skip))
+        if step == 0:
+            assert handle.trained.sum() == 0
+        if step == 1:
+            assert handle.trained[first].tolist() == [1] * 4  # at its first update that happened
+    for batch in (0, 2, 3):  # both updates of batch 1 were skipped
+        counted[handle.plan.batch(batch)] += 1
+    assert handle.trained.tolist() == counted.tolist()
+    # A checkpoint knows them too.
+    state.stateful_callbacks["OrganizerCallback"] = callback.state()
+    callback.trained[:] = 0
+    trainer.state.global_step = state.global_step
+    with pytest.warns(UserWarning, match="generated anew"):
+        callback.on_train_begin(trainer.args, state, None, train_dataloader=trainer.get_train_dataloader())
+    assert handle.trained.tolist() == counted.tolist()

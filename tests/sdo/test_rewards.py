@@ -116,15 +116,15 @@ def test_answers_without_a_number_are_refused():
 
 
 def test_rewards_are_found_by_name_and_by_module(tmp_path, monkeypatch):
-    (tmp_path / "own_rewards.py").write_text(
+    (tmp_path / "rewards_of_mine.py").write_text(
         "def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert load_reward("own_rewards:score", "answer")(completions=["", ""]) == [1.0, 1.0]
+    assert load_reward("rewards_of_mine:score", "answer")(completions=["", ""]) == [1.0, 1.0]
     for name, message in {
         "gsm8": "expected gsm8k, math_verify or module:function",
-        "own_rewards:other": "has no function other",
+        "rewards_of_mine:other": "has no function other",
         "no_such_module:score": "No module named 'no_such_module'",
         ":score": "expected gsm8k",
     }.items():
