@@ -17,11 +17,11 @@ class SignalFinding:
     Attributes
     ----------
     name
-        ``weight`` or ``hidden``.
+        One of :data:`diagnostics.signals.SIGNALS`.
     fires
         Whether the micro-step brought its gradient; None where the micro-step could not be run.
     parameter
-        Full name of the parameter; None for ``hidden``, which needs none.
+        Full name of the parameter of ``weight``; None for the others.
     shape
         Shape of one gradient.
     tied_with
@@ -29,7 +29,7 @@ class SignalFinding:
     kind, stored
         How a row is stored, and how many numbers it takes.
     norm
-        2-norm in the micro-step; None where it is not known or not finite.
+        2-norm in the micro-step, that of the sketch for ``head_only``; None where it is not known or not finite.
     table_bytes
         Memory of the sketch's tables, kept throughout.
     copies, copy_bytes
@@ -169,9 +169,12 @@ class Diagnosis:
         )
 
 
+_WORDS = {"hidden": "the gradient at the final norm's output", "head_only": "the gradient of the head alone"}
+
+
 def _signal_line(finding: SignalFinding) -> str:
     shape = " x ".join(f"{size:,}" for size in finding.shape)
-    what = "the gradient at the final norm's output" if finding.parameter is None else finding.parameter
+    what = _WORDS.get(finding.name, "") if finding.parameter is None else finding.parameter
     tied = ""
     if finding.parameter is not None:
         tied = f", tied with {', '.join(finding.tied_with)}" if finding.tied_with else ", not tied"

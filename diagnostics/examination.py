@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from diagnostics.batch_ids import IdChannel
 from diagnostics.completions import trainer_needed, unfollowed
 from diagnostics.diagnosis import Diagnosis, SignalFinding
 from diagnostics.forecast import Shape, forecast
-from diagnostics.kinds import TrainerKind
+from diagnostics.head import HeadTap, Tap
+from diagnostics.kinds import PLAIN, TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.recorder import GradientRecorder
 from diagnostics.runlog import check_free
@@ -88,19 +90,27 @@ class _Examination:
         self._steps_per_batch = 1 if channel is None else channel.steps_per_batch
         self._refused: list[str] = []
         self._micros: list[MicroBatch] = []
-        self._taps: dict[str, WeightTap | HiddenTap] = {}
+        self._taps: dict[str, Tap] = {}
         self._step: MicroStep | None = None
         self._schedule: _Schedule | None = None
         args = trainer.args
         self._kind: TrainerKind | None = self.attempt(lambda: check_launch(type(args), args))
+        self._tap(PLAIN if self._kind is None else self._kind)
+
+    def _tap(self, kind: TrainerKind) -> None:
+        """Make the taps of the recorder's signals, as far as they exist."""
+        model, recorder = self._trainer.model, self._recorder
         k, shared = recorder.sketch_size, (lambda: (0, self._micros), _no_clock)
-        if "weight" in recorder.signals:
-            tap = self.attempt(lambda: WeightTap.of(trainer.model, recorder.weight, k, *shared))
-            self._taps.update({"weight": tap} if tap is not None else {})
-        if "hidden" in recorder.signals:
-            sequences = 1 if self._kind is None else self._kind.sequences
-            other = self.attempt(lambda: HiddenTap.of(trainer.model, k, *shared, sequences=sequences))
-            self._taps.update({"hidden": other} if other is not None else {})
+        self.attempt(lambda: kind.require(recorder.signals))
+        head = (*shared, kind, self._trainer.args, recorder.sample_every)
+        makers: dict[str, Callable[[], Tap]] = {
+            "weight": lambda: WeightTap.of(model, recorder.weight, k, *shared),
+            "hidden": lambda: HiddenTap.of(model, k, *shared, sequences=kind.sequences),
+            "head_only": lambda: HeadTap.of(model, k, *head),
+        }
+        for signal in recorder.signals:
+            tap = None if signal in kind.lacks else self.attempt(makers[signal])
+            self._taps.update({signal: tap} if tap is not None else {})
 
     def attempt(self, action: Any) -> Any:
         """Run what may refuse; the refusal is written down."""
@@ -166,7 +176,7 @@ class _Examination:
             refused=tuple(self._refused),
         )
 
-    def _finding(self, name: str, tap: WeightTap | HiddenTap) -> SignalFinding:
+    def _finding(self, name: str, tap: Tap) -> SignalFinding:
         micro = self._micros[-1] if self._micros else None
         fires, norm = (None if self._step is None else False), None
         if micro is not None and isinstance(tap, WeightTap) and micro.weight is not None:
@@ -174,6 +184,8 @@ class _Examination:
             norm = float(micro.weight.double().norm()) if micro.weight_norm is None else micro.weight_norm
         elif micro is not None and isinstance(tap, HiddenTap) and micro.hidden is not None:
             fires, norm = True, exact_norm(micro.hidden.double().sum(dim=0))
+        elif micro is not None and isinstance(tap, HeadTap) and micro.head_only is not None:
+            fires, norm = True, exact_norm(micro.head_only.double().sum(dim=0))
         size = math.prod(tap.sketch.shape) * 4  # a summed row of `hidden` is float32
         if isinstance(tap, WeightTap):
             size = tap.weight.parameter.numel() * tap.weight.parameter.element_size()

@@ -29,7 +29,7 @@ class Shape:
     samples
         Rows of the training dataset, n.
     sample_every
-        Rows of single samples of ``hidden`` at every so many steps; 0 for never.
+        Rows of single samples, of all signals but ``weight``, at every so many steps; 0 for never.
     stored
         Numbers in a row, by signal.
     evaluations
@@ -72,7 +72,7 @@ def count_rows(shape: Shape) -> dict[tuple[str, str], int]:
         rows[signal, "step"] = shape.steps
         if shape.micro_batches > 1:
             rows[signal, "micro_batch"] = shape.steps * shape.micro_batches
-        if signal == "hidden" and shape.sample_every:
+        if signal != "weight" and shape.sample_every:
             rows[signal, "sample"] = math.ceil(shape.steps / shape.sample_every) * shape.step_samples
     return rows
 

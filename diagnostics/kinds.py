@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sdo.errors import InputError
@@ -34,6 +35,10 @@ class TrainerKind:
         is known where the trainer logs the step; ``"step"``: what the trainer's own ``training_step`` returned.
     score_from
         How an evaluation's scores are read off the model's output: see :func:`diagnostics.losses.held_out_scores`.
+    lacks
+        Why a signal does not exist for it, by signal.
+    temperature
+        Name of the argument by which the trainer divides the logits; None where it does not.
     score_name
         What stands in the place of ``loss`` in the trainer's name of an evaluation.
     generates
@@ -52,6 +57,23 @@ class TrainerKind:
     score_from: Literal["loss", "log_probs", "logits"] | None = None
     score_name: str = "loss"
     generates: bool = False
+    temperature: str | None = None
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def require(self, signals: Collection[str]) -> None:
+        """Refuse signals that do not exist for this kind of trainer.
+
+        Raises
+        ------
+        InputError
+            Naming the first of them, why, and which are left.
+        """
+        for signal in signals:
+            if signal in self.lacks:
+                left = [name for name in ("weight", "hidden", "head_only") if name not in self.lacks]
+                raise InputError(
+                    f"signal {signal!r} does not exist for a {self.trainer}: {self.lacks[signal]}; mend: signals={left}"
+                )
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json says: which trainer, and what the numbers of its run mean."""
@@ -107,6 +129,11 @@ SUPPORTED = (
         loss_from="log",
         score_from="logits",
         score_name="reward_margin",
+        lacks={
+            # -s w at the chosen answer's last position and s w at the rejected one's, with w the weight of the score.
+            "hidden": "the gradients of a pair's two answers at the final norm's output are opposite and cancel",
+            "head_only": "its model has no language-model head",
+        },
     ),
     *(
         TrainerKind(
@@ -117,6 +144,7 @@ SUPPORTED = (
             tokens="completion tokens",
             score="a completion's reward, weighted over the reward functions; sample_id is its prompt's",
             loss_from="step",
+            temperature="temperature",
             generates=True,
         )
         for name in ("GRPO", "RLOO")

@@ -7,13 +7,15 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from diagnostics.batch_ids import IdChannel
+from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
-from diagnostics.signals import HiddenTap, WeightTap
+from diagnostics.signals import WeightTap
 
 _GENERATION = (
     "num_generations",
@@ -46,7 +48,7 @@ def describe_run(
     model: nn.Module,
     loader: Any,
     channel: IdChannel,
-    taps: dict[str, WeightTap | HiddenTap],
+    taps: Mapping[str, Tap],
 ) -> dict[str, Any]:
     """Collect the provenance of a run.
 
@@ -142,7 +144,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _describe_tap(tap: WeightTap | HiddenTap) -> dict[str, Any]:
+def _describe_tap(tap: Tap) -> dict[str, Any]:
     sketch = {"stored": tap.sketch.stored, "sketch": tap.sketch.describe()}
     if isinstance(tap, WeightTap):
         return {

@@ -13,7 +13,7 @@ from transformers.trainer_callback import ExportableState
 
 from diagnostics.recording import Recording
 from diagnostics.runlog import RunLog
-from diagnostics.signals import SIGNALS
+from diagnostics.signals import DEFAULT_SIGNALS, SIGNALS
 from sdo.errors import InputError
 
 
@@ -26,11 +26,12 @@ class GradientRecorder(TrainerCallback, ExportableState):
         The run folder; it must be new or empty, or hold the run that is resumed.
     signals
         ``"weight"``: the gradient of one parameter; ``"hidden"``: the gradient at the final norm's output, summed
-        over positions.
+        over positions; and, where asked for, ``"head_only"``: the gradient of the language-model head alone, tied or
+        frozen as it may be, for about two more forward passes of the head.
     weight
         Full name of the parameter; by default the last trainable matrix.
     sample_every
-        Write the rows of single samples of ``hidden`` at every n-th step; 0 for never.
+        Write the rows of single samples of ``hidden`` and ``head_only`` at every n-th step; 0 for never.
     sketch_size
         Length k of the sketches. A signal of at most k entries is stored as it is.
     evaluations
@@ -58,7 +59,7 @@ class GradientRecorder(TrainerCallback, ExportableState):
         self,
         out: str | Path,
         *,
-        signals: Sequence[str] = SIGNALS,
+        signals: Sequence[str] = DEFAULT_SIGNALS,
         weight: str | None = None,
         sample_every: int = 10,
         sketch_size: int = 8192,

@@ -17,6 +17,7 @@ from torch.utils.data import SequentialSampler
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.completions import CompletionFollower, Rewards, follow_completions, trainer_needed
+from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.losses import held_out_scores, sample_losses
@@ -25,7 +26,7 @@ from diagnostics.runlog import RunLog, StepRow, check_free
 from diagnostics.scaling import loss_scale
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
 from diagnostics.sketch import exact_norm
-from diagnostics.step_rows import hidden_rows, sample_coherence, weight_rows
+from diagnostics.step_rows import head_rows, hidden_rows, sample_coherence, weight_rows
 from sdo.errors import InputError
 from sdo.plan import EpochPlan, Plan, describe_difference
 
@@ -48,11 +49,11 @@ class Recording:
     """
 
     def __init__(
-        self, options: GradientRecorder, kind: TrainerKind, model: nn.Module, first_step: int, max_grad_norm: float
+        self, options: GradientRecorder, kind: TrainerKind, args: Any, model: nn.Module, first_step: int
     ) -> None:
         self._options = options
         self._kind = kind
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm = float(args.max_grad_norm or 0)
         self._first_step = first_step
         self._micros: list[MicroBatch] = []
         self._step = first_step
@@ -70,10 +71,14 @@ class Recording:
         self._held_out_input: Any = None
         self._forward_hook: Any = None
         self.log: RunLog
+        kind.require(options.signals)
         k, shared = options.sketch_size, (self._current, self._clock)
         wanted = options.signals
         self._weight = WeightTap.of(model, options.weight, k, *shared) if "weight" in wanted else None
         self._hidden = HiddenTap.of(model, k, *shared, sequences=kind.sequences) if "hidden" in wanted else None
+        self._head: HeadTap | None = None
+        if "head_only" in wanted:
+            self._head = HeadTap.of(model, k, *shared, kind, args, options.sample_every)
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
         self._follower: CompletionFollower | None = None
@@ -101,8 +106,8 @@ class Recording:
         """
         kind = check_launch(type(args), args)
         require_positions(getattr(loader, "dataset", None))
-        recording = cls(options, kind, model, state.global_step, float(args.max_grad_norm or 0))
-        taps = {name: tap for name, tap in (("weight", recording._weight), ("hidden", recording._hidden)) if tap}
+        recording = cls(options, kind, args, model, state.global_step)
+        taps = recording._taps()
         try:
             if kind.generates:
                 recording._follow(options.trainer)
@@ -126,9 +131,8 @@ class Recording:
 
     def release(self) -> None:
         """Let go of the model; what was not flushed is lost."""
-        for tap in (self._weight, self._hidden):
-            if tap is not None:
-                tap.remove()
+        for tap in self._taps().values():
+            tap.remove()
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
@@ -245,7 +249,12 @@ class Recording:
                 self._channel.scalars.add("batch_coherence", coherence)
             if self._hidden.check is not None:
                 self._hidden.check_step(self._step, self._micros)
-        checks = [tap.check for tap in (self._weight, self._hidden) if tap is not None and tap.check is not None]
+        if self._head is not None:
+            every = self._head.with_samples(self._step)
+            for row, sketch in head_rows(self._step, self._micros, self._head.sketch, norm_state, every):
+                self.log.add_gradient("head_only", row, sketch)
+            self._head.check_step(self._step, self._micros)
+        checks = [tap.check for tap in self._taps().values() if tap.check is not None]
         if checks and all(check.done for check in checks):
             self._write_checks()
 
@@ -399,8 +408,8 @@ class Recording:
     def _write_checks(self) -> None:
         """Write how far sketched cosines were from exact ones, and let go of the gradients that were kept for it."""
         checks = {}
-        for name, tap in (("weight", self._weight), ("hidden", self._hidden)):
-            if tap is not None and tap.check is not None:
+        for name, tap in self._taps().items():
+            if tap.check is not None:
                 checks[name] = tap.check.result()
                 tap.check = None
         if checks:
@@ -432,9 +441,14 @@ class Recording:
                 "that is resumed; mend: choose another folder"
             )
         self.log = RunLog.resume(out, step, info)
-        for tap, name in ((self._weight, "weight"), (self._hidden, "hidden")):
-            if tap is not None and name in self.log.info.get("sketch_check", {}):
+        for name, tap in self._taps().items():
+            if name in self.log.info.get("sketch_check", {}):
                 tap.check = None  # the first steps were checked before
+
+    def _taps(self) -> dict[str, Tap]:
+        """The taps of the signals that are recorded, by name."""
+        taps = {"weight": self._weight, "hidden": self._hidden, "head_only": self._head}
+        return {name: tap for name, tap in taps.items() if tap is not None}
 
     def _current(self) -> tuple[int, list[MicroBatch]]:
         return self._step, self._micros

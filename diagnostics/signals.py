@@ -4,6 +4,7 @@
 module.
 ``hidden``: the sum over a sample's positions of the loss's gradient with respect to the final norm's output, one row a
 sample.
+``head_only``: the gradient of the language-model head alone, see :mod:`diagnostics.head`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from diagnostics.names import adapter_names, resolve_name
 from diagnostics.sketch import GradientSketch, SketchCheck, exact_norm
 from sdo.errors import InputError
 
-SIGNALS = ("weight", "hidden")
+SIGNALS = ("weight", "hidden", "head_only")
+DEFAULT_SIGNALS = ("weight", "hidden")
 # Why a signal can stay silent.
 SILENT = {
     "weight": "its parameter got no gradient in backward: the loss does not reach it, or it is sharded",
     "hidden": "the decoder's output was not part of the loss, or gradients were disabled",
+    "head_only": "the loss was made neither from the head's output nor by TRL's fused head; a kernel such as Liger's "
+    "hides both",
 }
 
 
@@ -47,6 +51,11 @@ class MicroBatch:
         Its exact 2-norm.
     hidden
         Shape ``(b, H)``, float32, one gradient row a sample.
+    head_only
+        Sketches of the head's own gradient: shape ``(b, k)``, one row a sample, where the step's samples are recorded,
+        else ``(1, k)``.
+    head_norms
+        The exact 2-norms of its rows, None where they are not known.
     """
 
     ids: BatchIds
@@ -54,6 +63,8 @@ class MicroBatch:
     weight: torch.Tensor | None = None
     weight_norm: float | None = None
     hidden: torch.Tensor | None = None
+    head_only: torch.Tensor | None = None
+    head_norms: list[float | None] = field(default_factory=list)
 
     @classmethod
     def of(cls, ids: BatchIds, kind: TrainerKind) -> MicroBatch:

@@ -13,7 +13,7 @@ inner product is unbiased, with variance of at most (|a|²|b|² + <a, b>²) / k)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -221,6 +221,41 @@ class GradientSketch:
         if grad.layout != torch.strided or not grad.is_floating_point():
             raise InputError(f"gradient is {grad.layout}, {grad.dtype}; expected a dense floating tensor")
         return self._sketch_rows(_matrix(grad, (self._rows, self._cols)), 0)
+
+    def sketch_product(self, left: Iterable[tuple[int, torch.Tensor]], right: torch.Tensor) -> torch.Tensor:
+        """Sketch ``sum over t of g_t (x) h_t`` from its factors.
+
+        The matrix is formed only as far as its rows are hashed: at most 4,096 of them, unless it has fewer than 2²²
+        entries.
+
+        Parameters
+        ----------
+        left
+            The g_t as the columns of a matrix (rows, T), in blocks of whole rows: the first row of each, and the block,
+            of a floating type. Rows that no block brings are zero.
+        right
+            (T, cols) float32, the h_t.
+
+        Returns
+        -------
+        torch.Tensor
+            (stored,) float32, what :meth:`sketch` gives for the matrix, up to rounding.
+        """
+        if self.row_buckets is None:
+            matrix = torch.zeros(self._rows, self._cols, dtype=torch.float32, device=right.device)
+            for first, block in left:
+                matrix[first : first + block.shape[0]] = block.float() @ right
+            return self._sketch_rows(matrix, 0)
+        tables = self._tables_on(right.device)
+        folded = torch.zeros(2 * self.row_buckets, right.shape[0], dtype=torch.float32, device=right.device)
+        for first, block in left:
+            folded.index_add_(0, tables["rows"][first : first + block.shape[0]], block.float())
+        folded = folded[0::2] - folded[1::2]
+        signed = torch.zeros(2 * self.k, dtype=torch.float32, device=right.device)
+        width = FOLD_ENTRIES // (2 * self.row_buckets)
+        for col in range(0, self._cols, width):
+            self._add_flat(signed, folded @ right[:, col : col + width], tables, 0, col)
+        return signed[0::2] - signed[1::2]
 
     def _sketch_rows(self, matrix: torch.Tensor, row_offset: int) -> torch.Tensor:
         """Sketch the rows from row_offset on, the others being zero; the shards' sketches add up."""

@@ -88,6 +88,40 @@ def hidden_rows(
                 yield row("sample", number, [sample], count, vector, tied)
 
 
+def head_rows(
+    step: int, micros: list[MicroBatch], sketch: GradientSketch, norm_state: str, with_samples: bool
+) -> Iterator[Row]:
+    """Yield a step's rows of ``head_only``, of the kinds that :func:`hidden_rows` has.
+
+    Parameters
+    ----------
+    step, micros, sketch, norm_state, with_samples
+        As in :func:`hidden_rows`. Norms of single samples are exact; those of steps and micro-batches are known only
+        from their sketches, which ``norm_state`` then says.
+    """
+    sums = {n: m.head_only.double().sum(dim=0) for n, m in enumerate(micros) if m.head_only is not None}
+    if not sums:
+        return
+
+    def norm_of(vector: torch.Tensor) -> float | None:
+        return float(vector.norm()) if sketch.kind == "identity" else None
+
+    total = torch.stack(list(sums.values())).sum(dim=0)
+    tied = all(all(_tied(micro)) for micro in micros)
+    yield make_row(step, "step", None, _ids(micros), _tokens(micros), norm_of(total), norm_state, total, tied)
+    for number, micro in enumerate(micros):
+        if micro.head_only is None:
+            continue
+        if len(micros) > 1:
+            ids, tokens, part = micro.sample_ids, sum(micro.tokens), sums[number]
+            tied = all(_tied(micro))
+            yield make_row(step, "micro_batch", number, ids, tokens, norm_of(part), norm_state, part, tied)
+        if with_samples:
+            rows = zip(micro.sample_ids, micro.tokens, micro.head_norms, micro.head_only, _tied(micro), strict=True)
+            for sample, count, norm, row, tied in rows:
+                yield make_row(step, "sample", number, [sample], count, norm, norm_state, row, tied)
+
+
 def sample_coherence(micros: list[MicroBatch]) -> float | None:
     """Mean pairwise cosine of the samples' ``hidden`` gradients within a step.
 

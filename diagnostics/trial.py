@@ -19,9 +19,10 @@ from torch import nn
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.completions import follow_completions
+from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import sample_losses
-from diagnostics.signals import HiddenTap, MicroBatch, WeightTap
+from diagnostics.signals import MicroBatch
 
 # Completions of the micro-step: long enough to prove everything, short enough not to wait for.
 GENERATED_TOKENS = 16
@@ -61,7 +62,7 @@ class MicroStep:
 
 
 def run_micro_step(
-    trainer: Any, kind: TrainerKind, loader: Any, taps: list[WeightTap | HiddenTap], micros: list[MicroBatch], rows: int
+    trainer: Any, kind: TrainerKind, loader: Any, taps: list[Tap], micros: list[MicroBatch], rows: int
 ) -> MicroStep:
     """Run the trainer's own loss on the first rows of its first batch, and backward; call it inside `untouched`.
 

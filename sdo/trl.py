@@ -33,8 +33,8 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     Parameters
     ----------
     trainer
-        An ``SFTTrainer`` or a plain ``transformers.Trainer``, in one process, with a map-style training dataset. Only
-        this object changes.
+        An ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` or ``RewardTrainer`` of TRL (a pair is one sample) or a plain
+        ``transformers.Trainer``, in one process, with a map-style training dataset. Only this object changes.
     organizer
         :class:`~sdo.SDO` or :class:`~sdo.Uniform`.
     id_column
@@ -329,6 +329,11 @@ def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
         "model_init": (
             trainer.model_init is not None,
             "train() would build a model that the organizer has not seen; mend: pass model=model_init()",
+        ),
+        "loss_type 'kto'": (
+            getattr(trainer, "calculate_KL", False),
+            "its KL term pairs each prompt with the answer before it in the dataset, batch by batch; mend: "
+            "loss_type='apo_zero_unpaired', or record without an organizer",
         ),
         "train_sampling_strategy": (
             getattr(args, "train_sampling_strategy", "random") in ("group_by_length", "batch_rebalance"),

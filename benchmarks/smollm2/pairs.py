@@ -19,7 +19,7 @@ import numpy as np
 
 
 def pair_of(row: dict[str, Any]) -> dict[str, str] | None:
-    """Return prompt, chosen and rejected of one question, or None where all solutions are right or all wrong.
+    """Return a question with a correct and a wrong solution, or None where all solutions are right or all wrong.
 
     Parameters
     ----------

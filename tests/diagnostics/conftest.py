@@ -32,6 +32,7 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
+from diagnostics.signals import SIGNALS
 from sdo import SDO, attach, tinymodel, wordproblems
 
 ROWS, HIDDEN = 14, 32
@@ -313,7 +314,11 @@ class Recorded:
         self.trainer = make_trainer(folder / "trainer", case, model, **trainer)
         self.hooks_before = count_hooks(self.trainer.model)
         self.recorder = recorder or GradientRecorder(
-            self.folder, weight=case.weight, sample_every=case.sample_every, sketch_size=case.sketch_size
+            self.folder,
+            signals=SIGNALS,
+            weight=case.weight,
+            sample_every=case.sample_every,
+            sketch_size=case.sketch_size,
         )
         if case.recorder_first:
             self.trainer.add_callback(self.recorder)
@@ -391,6 +396,11 @@ class Recorded:
         """Independent gradients and losses."""
         return Truth(self)
 
+    @functools.cached_property
+    def truth_of_head(self) -> Truth:
+        """The same of a model whose head is a trained copy of its own."""
+        return Truth(self, head=True)
+
 
 @dataclass
 class SampleTruth:
@@ -405,15 +415,18 @@ class SampleTruth:
 class Truth:
     """Gradients by plain autograd, one unpadded sample at a time, through the model's own logits."""
 
-    def __init__(self, recorded: Recorded, *, tied: bool | None = None) -> None:
+    def __init__(self, recorded: Recorded, *, tied: bool | None = None, head: bool = False) -> None:
+        """With ``head`` the model's head is a trained copy of its own, whatever the case says."""
         self._recorded = recorded
         case = recorded.case
-        self._model = make_model(tied=case.tied if tied is None else tied, arch=case.arch)
+        self._model = make_model(tied=not head and (case.tied if tied is None else tied), arch=case.arch)
         self._decoder = self._model.base_model
         if case.adapter is not None:
             import peft
 
             self._model = peft.get_peft_model(self._model, case.adapter())
+        if head:
+            self._model.get_output_embeddings().weight.requires_grad_(True)
         self._steps: dict[int, list[list[SampleTruth]]] = {}
 
     def step(self, step: int) -> list[list[SampleTruth]]:
@@ -485,6 +498,12 @@ class Truth:
 def sum_of(samples: list[SampleTruth], name: str) -> torch.Tensor:
     """Gradient of some samples: of the parameter ``name``, or "hidden" for the one at the final norm's output."""
     return torch.stack([s.hidden if name == "hidden" else s.grads[name] for s in samples]).sum(dim=0)
+
+
+def head_gradient(samples: list[SampleTruth]) -> torch.Tensor:
+    """Gradient of the head of some samples of ``truth_of_head``."""
+    ends = ("lm_head.weight", "lm_head.modules_to_save.default.weight")
+    return sum_of(samples, next(name for name in samples[0].grads if name.endswith(ends)))
 
 
 def relative_error(found: Any, expected: torch.Tensor) -> float:
@@ -620,7 +639,7 @@ def recorded(request: pytest.FixtureRequest, runs: Any) -> Recorded:
 def kit() -> SimpleNamespace:
     """The helpers of this file by name, since test modules cannot import a conftest."""
     helpers = (Case, Recorded, Truth, lora, make_model, make_organizer, make_rows, make_tokenizer)
-    helpers += (make_trainer, relative_error, sum_of, tokenized)
+    helpers += (make_trainer, head_gradient, relative_error, sum_of, tokenized)
     names = {
         "ADAPTER": ADAPTER,
         "EMBEDDING": EMBEDDING,

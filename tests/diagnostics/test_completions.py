@@ -90,7 +90,8 @@ def test_rows_are_those_of_plain_autograd(tokenizer, tmp_path, grid):
     trainer = make(tokenizer, tmp_path, grid, steps=1, loss_type="grpo", max_grad_norm=0.0)
     attach(trainer, SDO(MATRIX, k=2, seed=1))
     passes, watch = Passes(trainer), Watch(trainer, tokenizer)
-    trainer.add_callback(GradientRecorder(tmp_path / "run", sample_every=1, sketch_size=16384))
+    signals = ("weight", "hidden", "head_only")
+    trainer.add_callback(GradientRecorder(tmp_path / "run", signals=signals, sample_every=1, sketch_size=16384))
     trainer.train()
     rows, weight = slow_rows(tiny_model(), passes.steps[0])
     found = table(tmp_path / "run", "gradients/hidden")
@@ -106,6 +107,10 @@ def test_rows_are_those_of_plain_autograd(tokenizer, tmp_path, grid):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["signals"]["weight"]["parameter"] == "lm_head.weight"
     stored = np.stack(head[head.kind == "step"].sketch.to_list())[0]
     assert np.abs(stored - weight.flatten().numpy()).max() < 1e-5 * weight.norm().item()
+    head = table(tmp_path / "run", "gradients/head_only")
+    stored = np.stack(head[head.kind == "step"].sketch.to_list())[0]
+    assert np.abs(stored - weight.flatten().numpy()).max() < 1e-5 * weight.norm().item()
+    assert [ids[0] for ids in head[head.kind == "sample"].sample_ids] == watch.steps[0][1]
     tokens = torch.cat([micro["completion"].sum(dim=1) for micro in passes.steps[0]])
     assert samples.tokens.tolist() == tokens.tolist()
     assert table(tmp_path / "run", "steps").tokens.tolist() == [int(tokens.sum())]

@@ -30,7 +30,7 @@ def shape_of(recorded, kit, **changes):
 
 def test_gradient_rows_are_those_of_the_run(forty, kit):
     counted = count_rows(shape_of(forty, kit))
-    assert len(counted) == 5
+    assert len(counted) == 8
     for (signal, kind), rows in counted.items():
         assert len(forty.rows(f"gradients/{signal}", kind=kind)) == rows
 
@@ -39,7 +39,7 @@ def test_bytes_are_those_of_the_run(forty, kit):
     found = forecast(shape_of(forty, kit), forty.handle.plan)
     sizes = {
         stream: sum(part.stat().st_size for part in (forty.folder / stream).rglob("*.parquet"))
-        for stream in ("gradients/weight", "gradients/hidden", "steps", "exposure")
+        for stream in ("gradients/weight", "gradients/hidden", "gradients/head_only", "steps", "exposure")
     }
     for stream, size in sizes.items():
         parts = [entry for entry in found if entry.name.split(",")[0] == stream]
@@ -51,7 +51,7 @@ def test_bytes_are_those_of_the_run(forty, kit):
 
 def test_streams_that_a_run_does_not_have_are_left_out(forty, kit):
     names = [entry.name for entry in forecast(shape_of(forty, kit, sample_every=0, micro_batches=1), None)]
-    assert names == ["gradients/weight, step", "gradients/hidden, step", "steps"]
+    assert names == ["gradients/weight, step", "gradients/hidden, step", "gradients/head_only, step", "steps"]
 
 
 def test_bytes_grow_with_the_rows(forty, kit):

@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diagnostics import sketch as module
 from diagnostics.sketch import GradientSketch, SketchCheck, cosine, exact_norm, hash_table
@@ -133,6 +134,36 @@ def test_flat_equals_slow(dtype, seed):
     assert sketcher.kind == "count"
     expected = slow_sketch(grad.double().numpy(), 40, seed)
     np.testing.assert_allclose(sketcher.sketch(grad).numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (9, 8), (40, 12), (40, 30), (16, 19), (6, 130)])
+@pytest.mark.usefixtures("tiny_limits")
+def test_a_product_is_sketched_from_its_factors(shape):
+    """With every rule: stored as it is, flat, rows hashed, rows and columns hashed."""
+    left, right = random(shape[0], 7), random(7, shape[1])
+    blocks = [(first, left[first : first + 5]) for first in range(0, shape[0], 5)]
+    sketcher = GradientSketch(shape, k=40, seed=3)
+    found = sketcher.sketch_product(iter(blocks), right)
+    np.testing.assert_allclose(found, sketcher.sketch(left @ right), atol=1e-4)
+
+
+def test_a_large_product_is_never_formed():
+    """60,000 x 100 entries: nothing of more than 4,096 x 100 is made."""
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            sizes.extend(t.numel() for t in (out if isinstance(out, tuple | list) else [out]) if torch.is_tensor(t))
+            return out
+
+    left, right = random(60_000, 3), random(3, 100)
+    sketcher = GradientSketch((60_000, 100))
+    sketcher.sketch_product([(0, left)], right)  # makes the tables
+    with Sizes():
+        found = sketcher.sketch_product([(0, left)], right)
+    assert 0 < max(sizes) <= 4096 * 100
+    assert cosine(found, sketcher.sketch(left @ right)) > 0.99999
 
 
 @pytest.mark.parametrize(
