@@ -171,8 +171,9 @@ class OrganizerCallback(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
         if _batch_samples(self._trainer) != self._plan.batch_size:
+            unit = "optimizer step" if self._layout is None else "generation batch"
             raise InputError(
-                f"one batch now takes {_batch_samples(self._trainer)} samples; the plan was bound to "
+                f"one {unit} now takes {_batch_samples(self._trainer)} samples; the plan was bound to "
                 f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
             )
         layout = GenerationLayout.of(args)
