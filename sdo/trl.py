@@ -161,11 +161,9 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must remember: what the plan is a function of, and updates that did not happen."""
-        attributes = {
-            "plan": self._plan.describe(),
-            "steps_per_batch": self._channel.steps_per_batch,
-            "skipped_steps": list(self._skipped),
-        }
+        attributes: dict[str, Any] = {"plan": self._plan.describe(), "skipped_steps": list(self._skipped)}
+        if self._layout is not None:
+            attributes["steps_per_batch"] = self._channel.steps_per_batch
         return {"args": {}, "attributes": attributes}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
