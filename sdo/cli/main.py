@@ -11,7 +11,7 @@ from typing import Any
 from sdo.errors import InputError
 
 # In the order in which a user meets them. Each module has add_parser(subparsers), which sets `run` as default.
-COMMANDS = ("demo", "embed", "plan", "doctor", "sft", "dpo", "coherence", "report")
+COMMANDS = ("demo", "embed", "plan", "doctor", "sft", "dpo", "grpo", "coherence", "report")
 
 
 class _Parser(argparse.ArgumentParser):
