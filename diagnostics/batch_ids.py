@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
+    from diagnostics.completions import CompletionFollower
     from sdo.plan import Plan
 
 BATCH_KEY = "sdo_batch_ids"
@@ -40,10 +41,13 @@ class BatchIds:
         The b samples.
     tokens
         How many tokens of each carry a loss; None where the batch has neither labels nor a mask of completions.
+    tied
+        For completions: whether all rewards of its group are the same, so that its advantage is zero; else None.
     """
 
     sample_ids: tuple[int, ...]
     tokens: tuple[int, ...] | None
+    tied: tuple[bool, ...] | None = None
 
 
 Listener = Callable[[BatchIds], None]
@@ -104,6 +108,10 @@ class IdChannel:
         Its trained ledger, shape ``(n,)``, aligned with ``plan.ids``; kept by the organizer's callback, or None.
     scalars
         Figures of the latest steps, for :func:`diagnostics.log_scalars`.
+    steps_per_batch
+        Optimizer steps that train on one batch of the plan; more than 1 only where completions are used again.
+    follower
+        Who follows the trainer's completions; None where it generates none.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -111,6 +119,8 @@ class IdChannel:
         self.plan: Plan | None = None
         self.trained: NDArray[np.int64] | None = None
         self.scalars = StepScalars()
+        self.steps_per_batch = 1
+        self.follower: CompletionFollower | None = None
         self._ids: NDArray[np.int64] | None = None
         self._last: BatchIds | None = None
         self._subscribers: list[Listener] = []
@@ -148,11 +158,20 @@ class IdChannel:
             self._subscribers.append(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
-        """Stop calling a listener; the last one to leave closes the channel."""
+        """Stop calling a listener; the last one to leave closes the channel, unless completions are followed."""
         if listener in self._subscribers:
             self._subscribers.remove(listener)
-        if not self._subscribers:
+        self.close_if_unused()
+
+    def close_if_unused(self) -> None:
+        """Close the channel where nobody listens any more."""
+        if not self._subscribers and self.follower is None:
             self._close()
+
+    def announce(self, ids: BatchIds) -> None:
+        """Tell the subscribers who is about to be trained on."""
+        for listener in self._subscribers:
+            listener(ids)
 
     def _close(self) -> None:
         self._hook.remove()
@@ -172,7 +191,8 @@ class IdChannel:
             return
         # DataLoader forbids exchanging its dataset because samplers are built from its length, which stays the same.
         object.__setattr__(inner, "dataset", _TaggedDataset(inner.dataset, self._ids))
-        inner.collate_fn = _TaggedCollator(inner.collate_fn)
+        collator = _TaggedCollator if self.follower is None else _TaggedItems
+        inner.collate_fn = collator(inner.collate_fn)
 
     def _make_hook(self) -> Callable[..., tuple[Any, Any] | None]:
         def take_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
@@ -183,8 +203,7 @@ class IdChannel:
                 return None
             if module.training and torch.is_grad_enabled() and ids is not self._last:
                 self._last = ids
-                for listener in self._subscribers:
-                    listener(ids)
+                self.announce(ids)
             return args, kwargs
 
         return take_ids
@@ -235,6 +254,17 @@ class _TaggedCollator:
             batch = _Batch(batch)
         batch[BATCH_KEY] = BatchIds(ids, _loss_tokens(batch, len(ids)))
         return batch
+
+
+class _TaggedItems:
+    """Leaves a batch the list of items that it is and puts each one's id into it, for the follower to take out."""
+
+    def __init__(self, inner: Callable[[list[Any]], Any]) -> None:
+        self.inner = inner
+
+    def __call__(self, tagged: list[_Tagged]) -> Any:
+        items = self.inner([entry.item for entry in tagged])
+        return [{**item, BATCH_KEY: entry.sample_id} for item, entry in zip(items, tagged, strict=True)]
 
 
 class _Batch(dict[str, Any]):

@@ -158,6 +158,14 @@ class Diagnosis:
         return (
             f"{len(step.sample_ids)} row(s), {step.tokens} tokens with a loss of {step.loss:.4f}; forward and backward "
             f"in {step.seconds:.3f} s on {step.device}, peak memory {peak} ({what}); nothing was changed"
+        ) + self._generated()
+
+    def _generated(self) -> str:
+        if self.micro_step is None or self.micro_step.generated is None:
+            return ""
+        return (
+            f"; the rows are completions of one prompt, cut at {self.micro_step.generated} tokens: longer ones take "
+            "more memory and time, and generating is not counted"
         )
 
 

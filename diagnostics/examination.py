@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diagnostics.batch_ids import IdChannel
+from diagnostics.completions import trainer_needed, unfollowed
 from diagnostics.diagnosis import Diagnosis, SignalFinding
 from diagnostics.forecast import Shape, forecast
 from diagnostics.head import HeadTap, Tap
@@ -64,7 +65,7 @@ def doctor(trainer: Any, *, rows: int = 2, resume: bool = False) -> Diagnosis:
     examination = _Examination(trainer, recorder, None if channel is None else channel.plan)
     if recorders and not resume:
         examination.attempt(lambda: check_free(recorder.out))
-    examination.micro_step(rows)
+    examination.micro_step(rows, recorded=bool(recorders))
     return examination.diagnosis(
         recorded=bool(recorders), ids="position in the prepared dataset" if channel is None else channel.source
     )
@@ -85,6 +86,8 @@ class _Examination:
         self._trainer = trainer
         self._recorder = recorder
         self._plan = plan
+        channel = IdChannel.peek(trainer.model)
+        self._steps_per_batch = 1 if channel is None else channel.steps_per_batch
         self._refused: list[str] = []
         self._micros: list[MicroBatch] = []
         self._taps: dict[str, Tap] = {}
@@ -117,10 +120,15 @@ class _Examination:
             self._refused.append(str(error))
             return None
 
-    def micro_step(self, rows: int) -> None:
+    def micro_step(self, rows: int, *, recorded: bool) -> None:
         """Run forward and backward on the first rows of the first batch."""
         before = len(self._refused)
         self.attempt(lambda: require_positions(self._trainer.train_dataset))
+        if self._kind is not None and self._kind.generates:
+            self._refused += unfollowed(self._trainer)
+            channel = IdChannel.peek(self._trainer.model)
+            if recorded and self._recorder.trainer is None and (channel is None or channel.follower is None):
+                self._refused.append(trainer_needed())
         if self._kind is None or len(self._refused) > before:
             return
         try:
@@ -200,7 +208,7 @@ class _Examination:
         if self._plan is None:
             return None
         figures = epoch_figures(self._plan, uniform_seed=int(self._plan.organizer.options.get("seed", 0)), epochs=1)
-        return {"name": self._plan.organizer.name, **figures[0]}
+        return {"name": self._plan.organizer.name, **figures[0], "steps": figures[0]["steps"] * self._steps_per_batch}
 
     def _disk(self) -> tuple[Any, ...]:
         if self._schedule is None:
@@ -212,9 +220,19 @@ class _Examination:
             samples=len(self._trainer.train_dataset),
             sample_every=self._recorder.sample_every,
             stored={name: tap.sketch.stored for name, tap in self._taps.items()},
-            evaluations=_evaluated(self._trainer, self._schedule) if self._recorder.evaluations else 0,
+            evaluations=self._scores(self._schedule) if self._recorder.evaluations else 0,
+            steps_per_batch=self._steps_per_batch,
         )
         return tuple(forecast(shape, self._plan))
+
+    def _scores(self, schedule: _Schedule) -> int:
+        """Rows of evaluations over the whole run: scores of held-out samples, or rewards of completions."""
+        if self._kind is None or not self._kind.generates:
+            return _evaluated(self._trainer, schedule)
+        args, functions = self._trainer.args, len(self._trainer.reward_funcs)
+        micro_steps = schedule.steps * int(args.gradient_accumulation_steps)  # of each process
+        generated: int = math.ceil(micro_steps / (args.steps_per_generation * args.num_iterations))
+        return generated * int(args.generation_batch_size) * (1 + (functions if functions > 1 else 0))
 
 
 class _NoClock:

@@ -34,6 +34,8 @@ class Shape:
         Numbers in a row, by signal.
     evaluations
         Samples scored over the whole run.
+    steps_per_batch
+        Optimizer steps of one batch of the plan.
     """
 
     steps: int
@@ -43,6 +45,7 @@ class Shape:
     sample_every: int
     stored: dict[str, int]
     evaluations: int
+    steps_per_batch: int = 1
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def forecast(shape: Shape, plan: Plan | None) -> list[Stream]:
     ]
     streams.append(Stream("steps", shape.steps, round(shape.steps * _step_bytes(shape))))
     if plan is not None and shape.steps:
-        epochs = math.ceil(shape.steps / plan.epoch(0).steps)
+        epochs = math.ceil(shape.steps / (plan.epoch(0).steps * shape.steps_per_batch))
         streams.append(Stream("exposure", epochs * len(plan.ids), round(epochs * _exposure_bytes(plan))))
     if shape.evaluations:
         rows = shape.evaluations

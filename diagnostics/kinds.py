@@ -32,7 +32,7 @@ class TrainerKind:
         Positions of a sample that carry a loss, where they are not counted in the batch.
     loss_from
         ``"forward"``: read off the model's output; ``"log"``: the trainer computes it from several passes, so that it
-        is known where the trainer logs the step.
+        is known where the trainer logs the step; ``"step"``: what the trainer's own ``training_step`` returned.
     score_from
         How an evaluation's scores are read off the model's output: see :func:`diagnostics.losses.held_out_scores`.
     lacks
@@ -41,6 +41,8 @@ class TrainerKind:
         Name of the argument by which the trainer divides the logits; None where it does not.
     score_name
         What stands in the place of ``loss`` in the trainer's name of an evaluation.
+    generates
+        Whether it trains on completions that it generates itself, several of each sample.
     """
 
     trainer: str
@@ -51,9 +53,10 @@ class TrainerKind:
     score: str | None = None
     sequences: int = 1
     positions: int | None = None
-    loss_from: Literal["forward", "log"] = "forward"
+    loss_from: Literal["forward", "log", "step"] = "forward"
     score_from: Literal["loss", "log_probs", "logits"] | None = None
     score_name: str = "loss"
+    generates: bool = False
     temperature: str | None = None
     lacks: Mapping[str, str] = field(default_factory=dict)
 
@@ -131,6 +134,20 @@ SUPPORTED = (
             "hidden": "the gradients of a pair's two answers at the final norm's output are opposite and cancel",
             "head_only": "its model has no language-model head",
         },
+    ),
+    *(
+        TrainerKind(
+            trainer=f"{name}Trainer",
+            config=f"{name}Config",
+            sample="a prompt; a sample row is one of its completions",
+            loss=f"{name}'s loss as the trainer computes it, summed over a step's micro-batches, mean over processes",
+            tokens="completion tokens",
+            score="a completion's reward, weighted over the reward functions; sample_id is its prompt's",
+            loss_from="step",
+            temperature="temperature",
+            generates=True,
+        )
+        for name in ("GRPO", "RLOO")
     ),
 )
 

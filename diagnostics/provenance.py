@@ -18,6 +18,17 @@ from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.signals import WeightTap
 
+_GENERATION = (
+    "num_generations",
+    "steps_per_generation",
+    "num_iterations",
+    "generation_batch_size",
+    "max_completion_length",
+    "temperature",
+    "beta",
+    "loss_type",
+    "scale_rewards",
+)
 _PACKAGES = (
     "sdo-toolkit",
     "torch",
@@ -91,10 +102,12 @@ def describe_run(
             "fingerprint": getattr(dataset, "_fingerprint", None),
             "sample_id": channel.source,
         },
-        "evaluations": {"sample_id": "position in the evaluation dataset"},
+        "evaluations": _describe_evaluations(channel),
         "meaning": kind.describe(),
         "trainer": {
             "processes": args.world_size,
+            "steps_per_batch": channel.steps_per_batch,
+            **{name: getattr(args, name) for name in _GENERATION if kind.generates and hasattr(args, name)},
             "train_batch_size": args.train_batch_size,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             "max_steps": state.max_steps,
@@ -108,6 +121,13 @@ def describe_run(
         "seeds": {"seed": args.seed, "data_seed": args.data_seed},
         "versions": versions(),
     }
+
+
+def _describe_evaluations(channel: IdChannel) -> dict[str, str]:
+    """What ``sample_id`` is in evaluations/."""
+    if channel.follower is None:
+        return {"sample_id": "position in the evaluation dataset"}
+    return {"sample_id": "of the training prompt; rewards have a row for each completion, so several at one step"}
 
 
 def _finite(value: float | None) -> float | str | None:

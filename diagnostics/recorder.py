@@ -35,7 +35,12 @@ class GradientRecorder(TrainerCallback, ExportableState):
     sketch_size
         Length k of the sketches. A signal of at most k entries is stored as it is.
     evaluations
-        Whether to write each sample's held-out loss at each evaluation, read off the evaluation's own forward passes.
+        Whether to write each sample's held-out loss at each evaluation, read off the evaluation's own forward passes;
+        under GRPO and RLOO the reward of each completion that is trained on.
+    trainer
+        The trainer that the recorder is added to. Needed for GRPO and RLOO without an organizer: they shuffle their
+        completions out of a callback's sight, so that some of this trainer object's methods are wrapped while it
+        trains. Of no use otherwise.
 
     Raises
     ------
@@ -59,6 +64,7 @@ class GradientRecorder(TrainerCallback, ExportableState):
         sample_every: int = 10,
         sketch_size: int = 8192,
         evaluations: bool = True,
+        trainer: Any = None,
     ) -> None:
         unknown = [s for s in signals if s not in SIGNALS]
         if unknown or not signals:
@@ -72,6 +78,7 @@ class GradientRecorder(TrainerCallback, ExportableState):
         self.sample_every = sample_every
         self.sketch_size = sketch_size
         self.evaluations = evaluations
+        self.trainer = trainer
         self._recording: Recording | None = None
         self._log: RunLog | None = None
 

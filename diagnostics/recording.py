@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.completions import CompletionFollower, Rewards, follow_completions, trainer_needed
 from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
@@ -28,7 +29,7 @@ from diagnostics.signals import SILENT, HiddenTap, MicroBatch, Update, WeightTap
 from diagnostics.step_rows import head_rows, hidden_rows, weight_rows
 from diagnostics.step_total import StepTotal, total_step
 from sdo.errors import InputError
-from sdo.plan import describe_difference
+from sdo.plan import EpochPlan, Plan, describe_difference
 
 if TYPE_CHECKING:
     from diagnostics.recorder import GradientRecorder
@@ -87,6 +88,8 @@ class Recording:
         self._device = next(model.parameters()).device
         self._channel = IdChannel.of(model)
         self._plan = self._channel.plan
+        self._follower: CompletionFollower | None = None
+        self._losses: list[torch.Tensor] = []  # of the step's micro-batches, where the trainer's own loss is written
 
     @classmethod
     def start(cls, options: GradientRecorder, args: Any, state: Any, model: nn.Module, loader: Any) -> Recording:
@@ -113,6 +116,8 @@ class Recording:
         try:
             processes.together(lambda: made.append(cls._prepare(options, args, state, model, loader, processes)))
             recording = made[0]
+            if recording._kind.generates:
+                processes.together(lambda: recording._follow(options.trainer))
             run_id = uuid.UUID(bytes=bytes(processes.lists(list(uuid.uuid4().bytes))[0])).hex
             about = describe_run(args, recording._kind, state, model, loader, recording._channel, recording._taps)
             info = {"run_id": run_id, **about}
@@ -159,6 +164,10 @@ class Recording:
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
+        if self._follower is not None:
+            self._follower.unsubscribe(self)
+            self._follower.detach()
+            self._follower = None
         self._channel.unsubscribe(self._begin_micro_batch)
 
     # ------------------------------------------------------------------ one step
@@ -169,7 +178,7 @@ class Recording:
             self._write_pending()
             self.log.maybe_flush()
         self._step = step
-        self._micros = []
+        self._micros, self._losses = [], []
         self._update = None
         if self._weight is not None:
             self._weight.begin_step()
@@ -214,12 +223,13 @@ class Recording:
                 self._head,
                 self._update,
                 self._loss_scale,
+                losses=None if self._follower is None else self._losses,
                 with_samples=self._with_samples,
                 saving=saving,
             )
             self._pending = {
                 "step": self._step,
-                "organizer_epoch": None if self._plan is None else self._plan.epoch_of(self._step).organizer_epoch,
+                "organizer_epoch": self._organizer_epoch(),
                 "trainer_epoch": trainer_epoch,
                 "loss": total.loss,
                 "learning_rate": self._learning_rate,
@@ -238,6 +248,9 @@ class Recording:
         # All of the recorder's time since the last row, so that flushes and evaluations are in a row too.
         self._pending["recorder_seconds"] = self._seconds - self._seconds_in_rows
         self._seconds_in_rows = self._seconds
+
+    def _organizer_epoch(self) -> int | None:
+        return None if self._plan is None else self._epoch_of(self._plan, self._step)[0].organizer_epoch
 
     @property
     def _with_samples(self) -> bool:
@@ -308,9 +321,15 @@ class Recording:
         row, self._pending = StepRow(**self._pending), None
         self.log.add_step(row)
         if self._plan is not None:
-            epoch = self._plan.epoch_of(row.step)
-            if row.step == epoch.first_step + epoch.steps - 1:
+            epoch, stop = self._epoch_of(self._plan, row.step)
+            if row.step == stop - 1:
                 self._write_exposure(epoch.organizer_epoch)
+
+    def _epoch_of(self, plan: Plan, step: int) -> tuple[EpochPlan, int]:
+        """The organizer epoch that holds an optimizer step, and the first optimizer step after it."""
+        each = self._channel.steps_per_batch
+        epoch = plan.epoch_of(step // each)
+        return epoch, (epoch.first_step + epoch.steps) * each
 
     # ------------------------------------------------------------------ hooks
 
@@ -319,6 +338,8 @@ class Recording:
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         with self._clock():
+            if self._follower is not None:
+                return  # its tokens came with the ids, and an evaluation's completions are not rows of its dataset
             if module.training and self._micros and self._kind.loss_from == "forward":
                 # A loss of the user's own trains on logits without labels; TRL then reads its metrics off a second
                 # forward pass without gradients, which has them.
@@ -334,6 +355,32 @@ class Recording:
         for signal, tap in self._taps.items():
             if not tap.fired(self._micros):
                 raise RuntimeError(f"signal {signal!r} did not fire in the first step: {SILENT[signal]}")
+
+    # ------------------------------------------------------------------ completions
+
+    def _follow(self, trainer: Any) -> None:
+        """Hear of completions, rewards and losses, from the organizer's follower or from one of our own."""
+        if self._channel.follower is None and trainer is None:
+            raise InputError(trainer_needed())
+        follower = self._channel.follower
+        self._follower = follow_completions(trainer) if follower is None else follower.share()
+        self._follower.subscribe(self)
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Take the loss of a micro-batch, as the trainer adds it up."""
+        self._losses.append(loss.detach())
+
+    def note_rewards(self, rewards: Rewards) -> None:
+        """Write the reward of each completion, and that of each function where there are several."""
+        if not self._options.evaluations:
+            return
+        with self._clock():
+            columns = [("reward", rewards.total)]
+            if len(rewards.names) > 1:
+                columns += [(f"reward/{name}", rewards.parts[:, n]) for n, name in enumerate(rewards.names)]
+            ids = np.array(rewards.sample_ids, np.int64)
+            for name, values in columns:
+                self.log.add_evaluation(rewards.step, name, ids, values.double().numpy())
 
     # ------------------------------------------------------------------ evaluations
 
@@ -410,8 +457,8 @@ class Recording:
         if status == "finished":
             self.flush_others()
         if self._plan is not None and global_step > 0:
-            epoch = self._plan.epoch_of(global_step - 1)
-            if global_step < epoch.first_step + epoch.steps:
+            epoch, stop = self._epoch_of(self._plan, global_step - 1)
+            if global_step < stop:
                 self._write_exposure(epoch.organizer_epoch)
         self.log.close(status)
         self.release()

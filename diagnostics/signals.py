@@ -88,6 +88,11 @@ class MicroBatch:
             return counts
         return list(self.ids.tokens or [0] * len(self.ids.sample_ids))
 
+    @property
+    def tied(self) -> list[bool]:
+        """Which samples have a gradient of zero because the rewards of their group tie."""
+        return list(self.ids.tied or [False] * len(self.ids.sample_ids))
+
 
 Current = Callable[[], tuple[int, list[MicroBatch]]]  # the step under way and its micro-batches so far
 Clock = Callable[[], Any]  # a context that counts the time spent in it

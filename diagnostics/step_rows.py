@@ -41,14 +41,14 @@ def weight_rows(
         The row and its sketch, shape ``(k,)``, float32. With one micro-batch the step's row is that micro-batch's too.
     """
     if processes.leads and total.weight is not None:
-        yield make_row(
-            step, "step", None, total.sample_ids, total.tokens, total.weight_norm, norm_state, total.weight.float()
-        )
+        ids, tokens, norm = total.sample_ids, total.tokens, total.weight_norm
+        yield make_row(step, "step", None, ids, tokens, norm, norm_state, total.weight, total.tied)
     if total.micro_batches > 1:
         for number, micro in enumerate(micros):
             if micro.weight is not None:
                 ids, tokens, place = micro.sample_ids, sum(micro.tokens), number * processes.count + processes.rank
-                yield make_row(step, "micro_batch", place, ids, tokens, micro.weight_norm, norm_state, micro.weight)
+                exact, tied = micro.weight_norm, all(micro.tied)
+                yield make_row(step, "micro_batch", place, ids, tokens, exact, norm_state, micro.weight, tied)
 
 
 def hidden_rows(
@@ -77,21 +77,23 @@ def hidden_rows(
         The row and its sketch, shape ``(k,)``, float32.
     """
 
-    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor) -> Row:
+    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor, tied: bool) -> Row:
         norm = float(vector.double().norm())
-        return make_row(step, kind, number, ids, tokens, norm, norm_state, sketch.sketch(vector.float()))
+        return make_row(step, kind, number, ids, tokens, norm, norm_state, sketch.sketch(vector.float()), tied)
 
     if processes.leads and total.hidden is not None:
-        yield row("step", None, total.sample_ids, total.tokens, total.hidden)
+        yield row("step", None, total.sample_ids, total.tokens, total.hidden, total.tied)
     for number, micro in enumerate(micros):
         if micro.hidden is None:
             continue
         place = number * processes.count + processes.rank
         if total.micro_batches > 1:
-            yield row("micro_batch", place, micro.sample_ids, sum(micro.tokens), micro.hidden.double().sum(dim=0))
+            ids, tokens, vector = micro.sample_ids, sum(micro.tokens), micro.hidden.double().sum(dim=0)
+            yield row("micro_batch", place, ids, tokens, vector, all(micro.tied))
         if with_samples:
-            for sample, count, vector in zip(micro.sample_ids, micro.tokens, micro.hidden, strict=True):
-                yield row("sample", place, [sample], count, vector)
+            samples = zip(micro.sample_ids, micro.tokens, micro.hidden, micro.tied, strict=True)
+            for sample, count, vector, tied in samples:
+                yield row("sample", place, [sample], count, vector, tied)
 
 
 def head_rows(
@@ -112,22 +114,23 @@ def head_rows(
         from their sketches, which ``norm_state`` then says.
     """
 
-    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor) -> Row:
+    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor, tied: bool) -> Row:
         norm = float(vector.norm()) if sketch.kind == "identity" else None
-        return make_row(step, kind, number, ids, tokens, norm, norm_state, vector)
+        return make_row(step, kind, number, ids, tokens, norm, norm_state, vector, tied)
 
     if processes.leads and total.head is not None:
-        yield row("step", None, total.sample_ids, total.tokens, total.head)
+        yield row("step", None, total.sample_ids, total.tokens, total.head, total.tied)
     for number, micro in enumerate(micros):
         if micro.head_only is None:
             continue
         place = number * processes.count + processes.rank
         if total.micro_batches > 1:
-            yield row("micro_batch", place, micro.sample_ids, sum(micro.tokens), micro.head_only.double().sum(dim=0))
+            ids, tokens, vector = micro.sample_ids, sum(micro.tokens), micro.head_only.double().sum(dim=0)
+            yield row("micro_batch", place, ids, tokens, vector, all(micro.tied))
         if with_samples:
-            samples = zip(micro.sample_ids, micro.tokens, micro.head_norms, micro.head_only, strict=True)
-            for sample, count, norm, vector in samples:
-                yield make_row(step, "sample", place, [sample], count, norm, norm_state, vector)
+            samples = zip(micro.sample_ids, micro.tokens, micro.head_norms, micro.head_only, micro.tied, strict=True)
+            for sample, count, norm, vector, tied in samples:
+                yield make_row(step, "sample", place, [sample], count, norm, norm_state, vector, tied)
 
 
 def make_row(
@@ -139,6 +142,7 @@ def make_row(
     norm: float | torch.Tensor | None,
     norm_state: str,
     vector: torch.Tensor,
+    tied: bool = False,
 ) -> Row:
     """Build one row; a gradient that has no direction becomes zeros with a reason.
 
@@ -150,6 +154,8 @@ def make_row(
         Exact 2-norm; where it is not known, that of the sketch, which ``norm_state`` then says.
     vector
         Shape ``(k,)``, the sketch.
+    tied
+        Whether all samples are completions of groups whose rewards tie: what is there in place of zeros is rounding.
     """
     sketch = vector.detach().float().cpu().numpy()
     if norm is None:
@@ -159,6 +165,8 @@ def make_row(
     reason = None
     if not np.isfinite(norm) or not np.isfinite(sketch).all():
         reason = "non-finite gradient"
+    elif tied:
+        reason = "zero gradient: all rewards of the group tie"
     elif norm == 0.0:
         reason = "zero gradient" if tokens else "zero gradient: no token carries a loss"
     if reason is not None:

@@ -30,8 +30,11 @@ class StepTotal:
         The step's samples, in the order of the batch.
     tokens
         Tokens that carry a loss.
+    tied
+        Whether all samples are completions of groups whose rewards tie, so that gradients are zero but for rounding.
     loss
-        Mean negative log-likelihood per such token, in nats; None where a forward pass did not tell.
+        Mean negative log-likelihood per such token, in nats; None where a forward pass did not tell. The trainer's own
+        loss, in its unit, where that is written.
     weight
         Shape ``(k,)``, float64, sketch of the gradient before clipping; None where the signal did not fire.
     weight_norm
@@ -54,6 +57,7 @@ class StepTotal:
     micro_batches: int
     sample_ids: list[int]
     tokens: int
+    tied: bool
     loss: float | None
     weight: torch.Tensor | None
     weight_norm: float | None
@@ -74,6 +78,7 @@ def total_step(
     update: Update | None,
     loss_scale: float,
     *,
+    losses: Sequence[torch.Tensor] | None,
     with_samples: bool,
     saving: bool,
 ) -> StepTotal:
@@ -91,18 +96,18 @@ def total_step(
         What :meth:`~diagnostics.signals.WeightTap.look_at_update` saw.
     loss_scale
         Of the step; `update` is free of it, the rest is not.
+    losses
+        This process's micro-batches' losses as the trainer adds them up, where its own loss is written; None where it
+        is read off `micros`.
     with_samples
         Whether the coherence of the samples is wanted.
     saving
         Whether this process is about to see a checkpoint written.
     """
     ids, tokens, micro_batches = _decode(processes.lists(list(_encode(micros))))
-    known = [micro.losses.total for micro in micros if micro.losses is not None and micro.losses.total is not None]
-    parts = {
-        "nll": torch.tensor(sum(float(total) for total in known), dtype=torch.float64),
-        "unknown": torch.tensor(len(known) < len(micros)),
-        "saving": torch.tensor(saving),
-    }
+    parts = _losses(micros) if losses is None else {"loss": _sum_of(losses), "unknown": torch.tensor(0)}
+    apart = sum(not tied for micro in micros for tied in micro.tied)
+    parts |= {"apart": torch.tensor(apart), "saving": torch.tensor(saving)}
     if weight is not None:
         fired = torch.tensor(weight.fired(micros))
         squares = torch.stack([_square(weight.step_norm), _square(None if update is None else update.norm)])
@@ -120,11 +125,14 @@ def total_step(
             norm, clipped = _compare(weight, update, total["squares"].tolist(), loss_scale)
         elif update is not None and update.sketch is not None:
             norm, clipped, same_direction = _unclip(total["weight"], update, loss_scale)
+    # A loss per token is summed over tokens; of the trainer's own losses DDP takes the mean.
+    divisor = tokens if losses is None else processes.count
     return StepTotal(
         micro_batches=micro_batches,
         sample_ids=ids,
         tokens=tokens,
-        loss=float(total["nll"]) / tokens if tokens and not total["unknown"] else None,
+        tied=not total["apart"],
+        loss=float(total["loss"]) / divisor if divisor and not total["unknown"] else None,
         weight=_where_fired(total, "weight"),
         weight_norm=norm,
         clipped=clipped,
@@ -134,6 +142,16 @@ def total_step(
         coherence=None if hidden is None else _mean_cosine(total["unit"], int(total["units"])),
         saving=bool(total["saving"]),
     )
+
+
+def _losses(micros: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:
+    """Sum the negative log-likelihoods that forward passes told, and count the passes that did not."""
+    known = [micro.losses.total for micro in micros if micro.losses is not None and micro.losses.total is not None]
+    return {"loss": _sum_of(known), "unknown": torch.tensor(len(micros) - len(known))}
+
+
+def _sum_of(losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor(sum(float(loss) for loss in losses), dtype=torch.float64)
 
 
 def _sum_all(processes: Processes, parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -181,7 +199,7 @@ def _decode(encoded: list[list[int]]) -> tuple[list[int], int, int]:
 
 def _unit_sum(micros: list[MicroBatch]) -> tuple[torch.Tensor | None, int]:
     """Sum of the samples' unit ``hidden`` gradients, shape (H,), float64, and how many have a direction."""
-    rows = [micro.hidden.double() for micro in micros if micro.hidden is not None]
+    rows = [micro.hidden[~torch.tensor(micro.tied)].double() for micro in micros if micro.hidden is not None]
     if not rows:
         return None, 0
     norms = torch.linalg.vector_norm(torch.cat(rows), dim=1)

@@ -19,11 +19,15 @@ from torch import nn
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.compat import enable_checkpointing
+from diagnostics.completions import follow_completions
 from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import sample_losses
 from diagnostics.signals import MicroBatch
 
+# Completions of the micro-step: long enough to prove everything, short enough not to wait for.
+GENERATED_TOKENS = 16
+_GATHERED = ("_metrics", "_logs", "_pending_extra_logs", "_pending_metrics")
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -45,6 +49,8 @@ class MicroStep:
         Most memory in use during it: allocated on a GPU, resident in the process otherwise; None where unknown.
     device
         Where it ran.
+    generated
+        Most tokens of a completion that was generated for it; None where the trainer generates none.
     """
 
     sample_ids: tuple[int, ...]
@@ -53,6 +59,7 @@ class MicroStep:
     seconds: float
     peak_bytes: int | None
     device: str
+    generated: int | None = None
 
 
 def run_micro_step(
@@ -87,13 +94,18 @@ def run_micro_step(
             micros[-1].losses = sample_losses(output, kwargs, exact=False)
 
     channel.subscribe(begin)
+    follower = follow_completions(trainer) if kind.generates else None
     hook = model.register_forward_hook(after, with_kwargs=True)
     try:
         channel.install(loader)
         inner = getattr(loader, "base_dataloader", loader)
-        positions = list(next(iter(inner.batch_sampler)))[:rows]
-        batch = send_to_device(inner.collate_fn(inner.dataset.__getitems__(positions)), trainer.args.device)
-        inputs = trainer._prepare_inputs(batch)
+        positions = list(next(iter(inner.batch_sampler)))
+        if kind.generates:
+            items = inner.collate_fn(inner.dataset.__getitems__(positions[: trainer.args.num_generations]))
+            inputs = _generated(trainer, items, rows)
+        else:
+            batch = inner.collate_fn(inner.dataset.__getitems__(positions[:rows]))
+            inputs = trainer._prepare_inputs(send_to_device(batch, trainer.args.device))
         for tap in taps:
             tap.register()
         model.train()
@@ -114,12 +126,29 @@ def run_micro_step(
             seconds=seconds,
             peak_bytes=peak_bytes(on_gpu),
             device=str(loss.device),
+            generated=min(GENERATED_TOKENS, int(trainer.args.max_completion_length)) if kind.generates else None,
         )
     finally:
         for tap in taps:
             tap.remove()
         hook.remove()
+        if follower is not None:
+            follower.detach()
         channel.unsubscribe(begin)
+
+
+def _generated(trainer: Any, items: list[Any], rows: int) -> dict[str, Any]:
+    """Short completions of one prompt, its whole group generated and rewarded, and of them the first rows."""
+    if hasattr(trainer, "generation_config"):  # not with vLLM
+        short = {"max_new_tokens": min(GENERATED_TOKENS, int(trainer.args.max_completion_length))}
+        trainer.generation_config = copy.deepcopy(trainer.generation_config)
+        trainer.generation_config.update(**short)
+        trainer.generation_kwargs = {**getattr(trainer, "generation_kwargs", {}), **short}
+    trainer.current_gradient_accumulation_steps = int(trainer.args.gradient_accumulation_steps)  # as train() would
+    trainer.model.train()
+    group: dict[str, Any] = trainer._generate_and_score_completions(items)
+    per_row = {key: value for key, value in group.items() if getattr(value, "ndim", 1) and value is not None}
+    return {**group, **{key: value[:rows] for key, value in per_row.items()}}
 
 
 @contextlib.contextmanager
@@ -133,8 +162,9 @@ def untouched(trainer: Any) -> Iterator[None]:
     """
     model: nn.Module = trainer.model
     attributes = dict(vars(trainer))
-    # TRL gathers its training metrics in lists, which would enter the first log.
-    gathered = {name: copy.deepcopy(attributes[name]) for name in ("_metrics",) if name in attributes}
+    # TRL gathers its training metrics and completions in lists, which would enter the first log.
+    gathered = {name: copy.deepcopy(attributes[name]) for name in _GATHERED if name in attributes}
+    seen = trainer.state.num_input_tokens_seen
     loaders = len(trainer.accelerator._dataloaders)
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
@@ -147,6 +177,7 @@ def untouched(trainer: Any) -> Iterator[None]:
                 parameter.grad = None
             yield
     finally:
+        trainer.state.num_input_tokens_seen = seen
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         for parameter, gradient in gradients:

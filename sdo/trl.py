@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
+from diagnostics.completions import follow_completions, unfollowed
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.processes import Processes
 from diagnostics.scalars import log_scalars
@@ -19,6 +21,7 @@ from diagnostics.scaling import loss_scale, update_was_skipped
 from sdo.checkpoints import dataset_digest
 from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
+from sdo.grpo import CompletionCount, GenerationLayout, GenerationSampler, continue_generation
 from sdo.organizer import Organizer
 from sdo.plan import Plan, describe_difference
 from sdo.sampler import OrganizedSampler, process_share
@@ -58,11 +61,17 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     One optimizer step trains exactly one batch of ``per_device_train_batch_size * gradient_accumulation_steps *
     world_size`` samples, over all processes. A trainer epoch keeps its length of ``ceil(N / B)`` steps; SDO's own
     epochs run on underneath. The trainer's log carries ``sdo/…`` figures, see :func:`diagnostics.log_scalars`.
+
+    Under GRPO and RLOO a sample is a prompt, and a batch of the plan is the ``generation_batch_size //
+    num_generations`` distinct prompts of a generation batch; the completions of a prompt stay one group. It serves
+    ``steps_per_generation * num_iterations / gradient_accumulation_steps`` optimizer steps, which must be a whole
+    number; a trainer epoch is ``ceil(N / B)`` generation batches, and each counts as one exposure of its prompts, at
+    its first update. ``shuffle_dataset`` has no say: the plan is the order.
     """
     for refusal in _refusals(trainer):
         raise InputError(refusal)
     dataset_ids, source = _dataset_ids(trainer, organizer, id_column)
-    plan = organizer.plan(_step_samples(trainer), rows=dataset_ids)
+    plan = organizer.plan(_batch_samples(trainer), rows=dataset_ids)
     return Handle(trainer, plan, dataset_ids, source)
 
 
@@ -81,7 +90,11 @@ class Handle:
         self.plan = plan
         self._trainer: Trainer | None = trainer
         positions = np.argsort(dataset_ids, kind="stable")
-        self.sampler = OrganizedSampler(plan, positions, trainer_epoch=self._trainer_epoch)
+        layout = GenerationLayout.of(trainer.args)
+        if layout is None:
+            self.sampler = OrganizedSampler(plan, positions, trainer_epoch=self._trainer_epoch)
+        else:
+            self.sampler = GenerationSampler(plan, positions, layout=layout, trainer_epoch=self._trainer_epoch)
         self._channel = IdChannel.of(trainer.model)
         if self._channel.plan is not None:
             raise InputError(
@@ -89,9 +102,11 @@ class Handle:
                 "mend: call detach() on the handle of the first attach"
             )
         self._channel.plan = plan
+        self._channel.steps_per_batch = 1 if layout is None else layout.optimizer_steps
         self._channel.name_positions(dataset_ids, source)
         content = dataset_digest(trainer.train_dataset, dataset_ids)
-        self._callback = OrganizerCallback(plan, self._channel, lambda: _step_samples(trainer), content)
+        self._follower = None if layout is None else follow_completions(trainer)
+        self._callback = OrganizerCallback(plan, self._channel, trainer, content)
         self._channel.trained = self._callback.trained
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
@@ -111,7 +126,10 @@ class Handle:
         self._trainer.remove_callback(self._callback)
         self._log.detach()
         self._channel.plan = self._channel.trained = None
+        self._channel.steps_per_batch = 1
         self._channel.unsubscribe(self._callback.note_ids)
+        if self._follower is not None:
+            self._follower.detach()
         self._trainer = None
 
     def _trainer_epoch(self) -> int:
@@ -119,7 +137,7 @@ class Handle:
         if self._trainer is None:
             raise RuntimeError("this sampler's handle was detached; build the data loader anew")
         step: int = self._trainer.state.global_step
-        return step // self.sampler.steps_per_epoch
+        return step // (self.sampler.steps_per_epoch * self._channel.steps_per_batch)
 
 
 class OrganizerCallback(TrainerCallback, ExportableState):
@@ -128,16 +146,17 @@ class OrganizerCallback(TrainerCallback, ExportableState):
     transformers stores its state in each checkpoint under the class's name.
     """
 
-    def __init__(
-        self, plan: Plan, channel: IdChannel, step_samples: Callable[[], int], content: str | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, channel: IdChannel, trainer: Trainer, content: str | None = None) -> None:
         self._plan = plan
         self._content = content
         self._channel = channel
-        self._step_samples = step_samples
+        self._trainer = trainer
         self._ids: list[int] = []
+        self._layout = GenerationLayout.of(trainer.args)
+        self._completions: CompletionCount | None = None
         self._loss_scale = 1.0
         self._skipped: list[int] = []
+        self._counted = -1  # the latest batch of the plan that is in the ledger
         self._processes = Processes()
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
         channel.subscribe(self.note_ids)
@@ -148,25 +167,38 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must remember: what the plan is a function of, and updates that did not happen."""
-        attributes = {"plan": self._plan.describe(), "dataset": self._content, "skipped_steps": list(self._skipped)}
+        attributes: dict[str, Any] = {
+            "plan": self._plan.describe(),
+            "dataset": self._content,
+            "skipped_steps": list(self._skipped),
+        }
+        if self._layout is not None:
+            attributes["steps_per_batch"] = self._channel.steps_per_batch
         return {"args": {}, "attributes": attributes}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
-        if self._step_samples() != self._plan.batch_size:
+        if _batch_samples(self._trainer) != self._plan.batch_size:
+            unit = "optimizer step" if self._layout is None else "generation batch"
             raise InputError(
-                f"one optimizer step now takes {self._step_samples()} samples; the plan was bound to "
+                f"one {unit} now takes {_batch_samples(self._trainer)} samples; the plan was bound to "
                 f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
+            )
+        layout = GenerationLayout.of(args)
+        if layout != self._layout:
+            raise InputError(
+                f"the trainer now has {layout}; attach found {self._layout}; mend: attach after the change"
             )
         self._processes = Processes.of(args)
         self._processes.same(self._plan.fingerprint, "the plan")
         self._processes.same(self._content or "unknown", "the dataset")
         self._skipped = []
         if state.global_step > 0:
-            self._skipped = _verify_checkpoint(state, self._plan, self._content)
-        self.trained[:] = self._plan.counts(state.global_step)
-        for step in self._skipped:
-            self.trained[self._plan.positions(self._plan.batch(step))] -= 1
+            self._skipped = _verify_checkpoint(state, self._plan, self._content, self._channel.steps_per_batch)
+        self._count_trained(state.global_step)
+        if self._layout is not None:
+            self._completions = CompletionCount(self._layout)
+            continue_generation(self._trainer, self._layout)
         self._channel.scalars.clear()
         self._channel.install(kwargs["train_dataloader"])
 
@@ -181,20 +213,41 @@ class OrganizerCallback(TrainerCallback, ExportableState):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare what was trained with what was planned, then count it."""
         step = state.global_step - 1
-        planned = self._plan.batch(step)
+        batch = step // self._channel.steps_per_batch
+        planned = self._plan.batch(batch)
         if not self._ids:
             raise RuntimeError(f"step {step}: {no_ids_came()}")
-        expected = process_share(planned, int(args.train_batch_size), self._processes)
+        if self._completions is not None:
+            # Each process shuffles its part of a generation batch, so that only all of them make it up.
+            ids = [i for part in self._processes.lists(self._ids) for i in part]
+            self._completions.check(step, ids, planned.tolist())
+        else:
+            self._check_share(step, process_share(planned, int(args.train_batch_size), self._processes))
+        if update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
+            self._skipped.append(step)
+        elif batch != self._counted:  # once, at its first update
+            self.trained[self._plan.positions(planned)] += 1
+            self._counted = batch
+        self._note_scalars(planned)
+
+    def _check_share(self, step: int, expected: NDArray[np.int64]) -> None:
         if sorted(self._ids) != sorted(expected.tolist()):
             raise RuntimeError(
                 f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(expected.tolist())}; "
                 "something else changed the data loader of this trainer"
             )
-        if update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
-            self._skipped.append(step)
-        else:
-            self.trained[self._plan.positions(planned)] += 1
-        self._note_scalars(planned)
+
+    def _count_trained(self, steps: int) -> None:
+        """Set the ledger to what the steps before ``steps`` trained: the batches that had at least one update."""
+        each = self._channel.steps_per_batch
+        batches = -(-steps // each)
+        self.trained[:] = self._plan.counts(batches)
+        self._counted = batches - 1
+        for batch, skipped in Counter(step // each for step in self._skipped).items():
+            if skipped == min(each, steps - batch * each):
+                self.trained[self._plan.positions(self._plan.batch(batch))] -= 1
+                if batch == self._counted:
+                    self._counted = -1
 
     def _note_scalars(self, batch: NDArray[np.int64]) -> None:
         scalars, embeddings = self._channel.scalars, self._plan.organizer.embeddings
@@ -205,9 +258,12 @@ class OrganizerCallback(TrainerCallback, ExportableState):
                 scalars.add("within_batch_cosine", cosine)
 
 
-def _step_samples(trainer: Trainer) -> int:
-    """Samples of one optimizer step, B, over all processes."""
+def _batch_samples(trainer: Trainer) -> int:
+    """Samples of one batch of the plan over all processes, B: an optimizer step's, or a generation batch's prompts."""
     args = trainer.args
+    layout = GenerationLayout.of(args)
+    if layout is not None:
+        return layout.prompts
     return int(args.train_batch_size) * int(args.gradient_accumulation_steps) * int(args.world_size)
 
 
@@ -223,7 +279,7 @@ def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id"
     if not found:  # the rows of a trainer that is refused anyway, packed for instance, would only confuse
         try:
             dataset_ids, _ = _dataset_ids(trainer, organizer, id_column)
-            organizer.plan(_step_samples(trainer), rows=dataset_ids)
+            organizer.plan(_batch_samples(trainer), rows=dataset_ids)
         except InputError as error:
             found.append(str(error))
     return found
@@ -249,6 +305,13 @@ def _refusals(trainer: Any) -> Iterator[str]:
     else:
         try:
             require_positions(trainer.train_dataset)
+        except InputError as error:
+            yield str(error)
+    layout = GenerationLayout.of(trainer.args)
+    if layout is not None:
+        yield from unfollowed(trainer)
+        try:
+            _ = layout.optimizer_steps
         except InputError as error:
             yield str(error)
     for option, (is_set, why) in _refused_options(trainer).items():
@@ -299,7 +362,8 @@ def _dataset_ids(trainer: Any, organizer: Organizer, id_column: str) -> tuple[ND
         f"mend: dataset = dataset.add_column({id_column!r}, list(range(len(dataset)))) on the dataset that was "
         "embedded, before it is filtered or shuffled and before the trainer is built"
     )
-    if getattr(trainer.args, "shuffle_dataset", False):
+    # GRPO's option of this name is about the order of drawing, which the organizer decides; no row moves.
+    if getattr(trainer.args, "shuffle_dataset", False) and GenerationLayout.of(trainer.args) is None:
         raise InputError(
             f"shuffle_dataset moved the rows and the dataset has no column {id_column!r}; expected ids; {remedy}"
         )
@@ -341,7 +405,7 @@ def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -
     return rows, source
 
 
-def _verify_checkpoint(state: Any, plan: Plan, content: str | None) -> list[int]:
+def _verify_checkpoint(state: Any, plan: Plan, content: str | None, steps_per_batch: int) -> list[int]:
     """Refuse to continue a checkpoint under another plan, naming the first difference; return its skipped steps.
 
     ``content`` is the digest of the dataset, None where it has none.
@@ -364,6 +428,13 @@ def _verify_checkpoint(state: Any, plan: Plan, content: str | None) -> list[int]
             f"the checkpoint at step {state.global_step} was trained on other rows under the same ids: dataset = "
             f"{before[:16]} then and {content[:16]} now; expected the same dataset, prepared in the same way; "
             "mend: use that, or start a new run"
+        )
+    before = entry["attributes"].get("steps_per_batch", 1)
+    if before != steps_per_batch:
+        raise InputError(
+            f"at the checkpoint of step {state.global_step} a generation batch served {before} optimizer step(s), now "
+            f"{steps_per_batch}; expected the same, since steps would train other prompts; mend: keep "
+            "steps_per_generation * num_iterations / gradient_accumulation_steps"
         )
     skipped: list[int] = entry["attributes"].get("skipped_steps", [])
     return [step for step in skipped if step < state.global_step]

@@ -137,7 +137,7 @@ def as_completions(dataset: Any, options: SFTColumns, tokenizer: Any, *, id_colu
         Named in errors.
     """
     wanted = {"prompt": options.prompt_column, "completion": options.completion_column}
-    _require_columns(dataset, wanted, id_column, what)
+    require_columns(dataset, wanted, id_column, what)
     if (wanted["prompt"] is None) != (wanted["completion"] is None):
         raise InputError("prompt_column and completion_column go together; expected both or neither")
     if wanted["prompt"] is None:
@@ -160,7 +160,7 @@ def as_pairs(dataset: Any, options: DPOColumns, tokenizer: Any, *, id_column: st
         As for :func:`as_completions`.
     """
     named = {"prompt": options.prompt_column, "chosen": options.chosen_column, "rejected": options.rejected_column}
-    _require_columns(dataset, named, id_column, what)
+    require_columns(dataset, named, id_column, what)
     wanted = {name: column or name for name, column in named.items()}
     if not {wanted["chosen"], wanted["rejected"]} <= set(dataset.column_names):
         raise InputError(
@@ -174,7 +174,16 @@ def as_pairs(dataset: Any, options: DPOColumns, tokenizer: Any, *, id_column: st
     return _renamed(dataset, present, options.chat if "prompt" in present else False, tokenizer, id_column)
 
 
-def _require_columns(dataset: Any, wanted: Mapping[str, str | None], id_column: str, what: str) -> None:
+def require_columns(dataset: Any, wanted: Mapping[str, str | None], id_column: str, what: str) -> None:
+    """Refuse columns that the data do not have, with the nearest names.
+
+    Parameters
+    ----------
+    dataset, id_column, what
+        As for :func:`as_completions`.
+    wanted
+        The columns, by what they are wanted for; None for none.
+    """
     for column in wanted.values():
         if column is not None and column not in dataset.column_names:
             others = [c for c in dataset.column_names if c != id_column]

@@ -7,13 +7,13 @@ import json
 import tempfile
 from typing import Any
 
-from sdo.cli import dpo, sft
+from sdo.cli import dpo, grpo, sft
 from sdo.cli.data import SFTColumns
 from sdo.cli.train import add_training_parser
 from sdo.cli.trainer import prepare
 from sdo.errors import InputError
 
-_METHODS = {"sft": sft.METHOD, "dpo": dpo.METHOD}
+_METHODS = {"sft": sft.METHOD, "dpo": dpo.METHOD, "grpo": grpo.METHOD}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:

@@ -30,12 +30,15 @@ class Method:
         Dataclass of the top-level keys that are ours: which columns of the data are what.
     shape
         Turns rows into what the trainer takes, as :func:`sdo.cli.data.as_completions` does.
+    more
+        Given the columns' options, what else the trainer takes.
     """
 
     trainer: str
     config: str
     columns: type
     shape: Shape
+    more: Callable[[Any], dict[str, Any]] | None = None
 
 
 @dataclass
@@ -107,6 +110,7 @@ class Setup:
                     sample_every=recorder.sample_every,
                     sketch_size=recorder.sketch_size,
                     evaluations=recorder.evaluations,
+                    trainer=self.trainer,
                 )
             )
             log_scalars(self.trainer)
@@ -143,17 +147,20 @@ def prepare(method: Method, args: argparse.Namespace, *, scratch: str | None = N
     script, training, model, columns = (options.trl[c] for c in classes)
     if not model.model_name_or_path:
         raise InputError("model_name_or_path is missing; expected a folder or a hub id")
+    extra = {} if method.more is None else method.more(columns)
     setup = Setup(options=options, resume=resume_from(training.resume_from_checkpoint, training.output_dir))
     if scratch is None:
         check_before_loading(options, bool(setup.resume))
     else:
         setup.refused = []
         training.output_dir, training.report_to, training.push_to_hub = scratch, [], False
-    _build_trainer(setup, method, script, training, model, columns)
+    _build_trainer(setup, method, script, training, model, columns, extra)
     return setup
 
 
-def _build_trainer(setup: Setup, method: Method, script: Any, training: Any, model: Any, columns: Any) -> None:
+def _build_trainer(
+    setup: Setup, method: Method, script: Any, training: Any, model: Any, columns: Any, extra: dict[str, Any]
+) -> None:
     """Load data, tokenizer and model, and build organizer and trainer."""
     import trl
     from transformers import AutoConfig, AutoTokenizer
@@ -192,6 +199,7 @@ def _build_trainer(setup: Setup, method: Method, script: Any, training: Any, mod
             eval_dataset=eval_rows,
             processing_class=tokenizer,
             peft_config=adapter,
+            **extra,
         )
 
 

@@ -10,10 +10,9 @@ import pytest
 
 pytest.importorskip("trl")
 
-from training import ORDER, N, organizer, train
+from training import ORDER, RECORDED, N, organizer, train
 
 from analysis import Run
-from diagnostics.signals import SIGNALS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning")
 
@@ -152,7 +151,7 @@ def rows(run, signal, kind):
 
 
 @pytest.mark.parametrize("name", ["plain", "clipped", "unlimited"])
-@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("signal", RECORDED)
 @pytest.mark.parametrize("kind", ["step", "micro_batch", "sample"])
 def test_gradients_of_two_processes_are_those_of_one(alike, name, signal, kind):
     if (signal, kind) == ("weight", "sample"):
@@ -171,7 +170,7 @@ def test_gradients_of_two_processes_are_those_of_one(alike, name, signal, kind):
     assert set(two.rank.tolist()) == ({0} if kind == "step" else {0, 1})
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("signal", RECORDED)
 def test_the_processes_shares_add_up_to_the_step(alike, signal):
     _, run = alike["clipped"]()
     step, micro = run.gradients(signal, "step"), run.gradients(signal, "micro_batch")
@@ -220,7 +219,7 @@ def test_a_loss_per_process_gives_the_gradient_that_the_optimizer_was_given(seen
 def test_sketches_are_checked_where_the_gradient_is(seen, folder):
     """Of the head each process has its own part of the gradient alone, and process 0 checks its sketches."""
     checks = json.loads((folder / "plain" / "run" / "run.json").read_text())["sketch_check"]
-    assert sorted(checks) == ["head_only", "weight"]  # hidden rows are stored as they are
+    assert sorted(checks) == sorted({*RECORDED} - {"hidden"})  # hidden rows are stored as they are
     for check in checks.values():
         assert check["pairs"] == 28
         assert check["rmse"] < 3 / np.sqrt(512)
@@ -265,7 +264,7 @@ def test_a_resumed_launch_equals_an_uninterrupted_one(seen, folder, stop):
     assert [rank["trained"] for rank in seen[f"from {stop}"]] == [counts(trained)] * 2
     whole, resumed = (Run.open(folder / name / "run") for name in ("whole", f"from {stop}"))
     assert resumed.steps()["step"].to_pylist() == list(range(stop, STEPS))
-    for signal in SIGNALS:
+    for signal in RECORDED:
         before, after = whole.gradients(signal), resumed.gradients(signal)
         assert np.array_equal(before.sketch[stop:], after.sketch)  # bit for bit
         assert np.array_equal(before.norm[stop:], after.norm)
