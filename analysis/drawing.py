@@ -81,10 +81,10 @@ def write_png(figure: Figure, stream: IO[bytes], *, dpi: int) -> None:
 
 def root_figure(axes: Axes) -> Figure:
     """Return the figure that holds some axes."""
-    figure = axes.get_figure(root=True)
-    if figure is None:
+    holder = axes.get_figure()
+    if holder is None:
         raise ValueError("the axes belong to no figure")
-    return figure
+    return holder.figure  # a subfigure's is the whole; matplotlib 3.9 cannot say get_figure(root=True)
 
 
 def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:

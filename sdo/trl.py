@@ -192,6 +192,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._processes = Processes.of(args)
         self._processes.same(self._plan.fingerprint, "the plan")
         self._processes.same(self._content or "unknown", "the dataset")
+        _check_drawn(kwargs["train_dataloader"], args)
         self._skipped = []
         if state.global_step > 0:
             self._skipped = _verify_checkpoint(state, self._plan, self._content, self._channel.steps_per_batch)
@@ -265,6 +266,19 @@ def _batch_samples(trainer: Trainer) -> int:
     if layout is not None:
         return layout.prompts
     return int(args.train_batch_size) * int(args.gradient_accumulation_steps) * int(args.world_size)
+
+
+def _check_drawn(loader: Any, args: Any) -> None:
+    """Refuse a loader whose batches have another size than the arguments say: its steps would not be the plan's."""
+    drawn = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    # GRPO draws the completions of a whole generation batch at once.
+    expected = args.train_batch_size * getattr(args, "steps_per_generation", 1)
+    if drawn is not None and drawn != expected:
+        raise InputError(
+            f"the trainer's loader draws {drawn} samples at a time; expected {expected}, by its arguments; mend: set "
+            "per_device_train_batch_size before the trainer is built, and resume with the checkpoint's where "
+            "transformers takes that, as 5.0 does (transformers#43708)"
+        )
 
 
 def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id") -> list[str]:
@@ -348,6 +362,10 @@ def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
         "train_sampling_strategy": (
             getattr(args, "train_sampling_strategy", "random") in ("group_by_length", "batch_rebalance"),
             "it would compete with the organizer; mend: leave it 'random'",
+        ),
+        "group_by_length": (  # its name in transformers 5.0
+            getattr(args, "group_by_length", False),
+            "it would compete with the organizer; mend: leave it False",
         ),
     }
 

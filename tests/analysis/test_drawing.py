@@ -1,8 +1,10 @@
 import numpy as np
+import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from analysis import heat_map, save
-from analysis.drawing import plain_text, running_mean
+from analysis.drawing import plain_text, root_figure, running_mean
 
 
 def test_plain_text():
@@ -21,6 +23,18 @@ def test_saved_pictures_are_small_palettes_and_replace_old_ones(tmp_path):
         assert image.format == "PNG"
     assert path.stat().st_size < 200_000
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_axes_of_subfigures_belong_to_the_whole_figure():
+    whole = Figure()
+    left, right = whole.subfigures(1, 2)
+    nested, _ = right.subfigures(1, 2)
+    for holder in (whole, left, nested):
+        assert root_figure(holder.add_subplot()) is whole
+    loose = whole.add_subplot()
+    loose.remove()
+    with pytest.raises(ValueError, match="belong to no figure"):
+        root_figure(loose)
 
 
 def test_running_mean_is_centred_and_cut_at_the_ends():

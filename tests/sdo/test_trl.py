@@ -17,7 +17,9 @@ pytest.importorskip("trl")
 
 import datasets
 import torch
+import transformers
 from datasets import Dataset
+from packaging.version import Version
 from torch.utils.data import RandomSampler
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
@@ -35,7 +37,9 @@ STATE = "OrganizerCallback"
 
 pytestmark = pytest.mark.filterwarnings(
     # `resume_from_checkpoint` loads torch's own files; the notice is transformers' and not ours.
-    "ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning"
+    "ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning",
+    # transformers 5.0 minds checkpoints that are written within a moment.
+    "ignore:mtime may not be reliable:UserWarning",
 )
 
 
@@ -117,7 +121,8 @@ class Probe(TrainerCallback):
         self.events.append(("epoch end", state.global_step, round(state.epoch)))
 
     def on_evaluate(self, args, state, control, **kwargs):
-        self.events.append(("evaluation", state.global_step, round(state.epoch)))
+        epoch = state.epoch or 0  # None before training, in transformers 5.0
+        self.events.append(("evaluation", state.global_step, round(epoch)))
 
     @property
     def batches(self):
@@ -474,12 +479,18 @@ def traces(trainer):
     return sorted(vars(trainer)), sorted(vars(model)), callbacks, hooks, parameter_hooks, model in _channels
 
 
+SAMPLING = (
+    [("train_sampling_strategy", "group_by_length"), ("train_sampling_strategy", "batch_rebalance")]
+    if hasattr(TrainingArguments, "train_sampling_strategy")
+    else [("group_by_length", True)]  # transformers 5.0
+)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"auto_find_batch_size": True}, "auto_find_batch_size is set.*per_device_train_batch_size"),
-        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy is set"),
-        ({"train_sampling_strategy": "batch_rebalance"}, "train_sampling_strategy is set"),
+        *[({option: value}, f"{option} is set") for option, value in SAMPLING],
         ({"accelerator_config": {"split_batches": True}}, "split_batches=True"),
         # transformers#26548: rows of different lengths fail under dispatch_batches, deep inside accelerate.
         ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True"),
@@ -631,6 +642,20 @@ def test_a_batch_size_changed_after_attach_is_refused(make, change):
     with pytest.raises(InputError, match=rf"one optimizer step now takes {size} samples.*bound to 2 by attach"):
         trainer.train()
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_loader_of_another_batch_size_than_the_arguments_is_refused_before_a_step(make):
+    """transformers took the size when the trainer was built, and 5.0 takes the arguments' again when it trains."""
+    trainer = make()
+    trainer.args.per_device_train_batch_size = 3
+    attach(trainer, sdo())
+    try:
+        trainer.train()
+    except InputError as error:
+        assert "draws 2 samples at a time; expected 3" in str(error)  # noqa: PT017 - refusing is as good as working
+        assert trainer.probe.steps == []
+    else:
+        assert trainer.probe.batches == sdo().plan(3).batches(0, 7).tolist()
 
 
 # ---------------------------------------------------------------------- how it is plugged in
@@ -919,8 +944,14 @@ def test_the_same_batches_split_otherwise_may_resume(whole, tmp_path, tokenizer)
         per_device_train_batch_size=4,
         gradient_accumulation_steps=1,
     )
-    trainer.train(resume_from_checkpoint=str(whole.out / "checkpoint-10"))
-    assert trainer.probe.batches == whole.trainer.probe.batches[10:]
+    try:
+        trainer.train(resume_from_checkpoint=str(whole.out / "checkpoint-10"))
+    except InputError as error:
+        assert "draws 2 samples at a time; expected 4" in str(error)  # noqa: PT017
+        assert trainer.probe.steps == []
+        assert Version(transformers.__version__) < Version("5.24")  # 5.0 takes the checkpoint's batch size
+    else:
+        assert trainer.probe.batches == whole.trainer.probe.batches[10:]
 
 
 def test_a_checkpoint_without_organizer_is_refused(tmp_path, tokenizer):
