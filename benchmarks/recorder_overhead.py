@@ -95,39 +95,54 @@ class StepEnds(TrainerCallback):
         self.begins.turns.end()
 
 
+def short_rows(steps: int) -> list[dict[str, str]]:
+    """Return rows of a few tokens."""
+    return [{"prompt": "1 + 1 =", "completion": f" {n % 7}"} for n in range(steps * ROWS)]
+
+
 def rows(path: Path, rounds: int) -> list[dict[str, str]]:
     """Return short rows for the uncounted steps, then GSM8K's first ones."""
-    short = [{"prompt": "1 + 1 =", "completion": f" {n % 7}"} for n in range(UNCOUNTED * ROWS)]
     lines = path.read_text(encoding="utf-8").splitlines()[: rounds * ROWS]
     real = [json.loads(line) for line in lines]
-    return short + [{"prompt": one["question"], "completion": " " + one["answer"]} for one in real]
+    return short_rows(UNCOUNTED) + [{"prompt": one["question"], "completion": " " + one["answer"]} for one in real]
+
+
+def configuration(out: Path, steps: int, **changed: Any) -> Any:
+    """Return the options of a trainer that takes the rows in order and does little beside its steps."""
+    from trl import SFTConfig
+
+    options: dict[str, Any] = {
+        "per_device_train_batch_size": ROWS,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_length": 512,
+        "use_cpu": True,
+        "activation_checkpointing": False,
+        "gradient_checkpointing": False,
+        "train_sampling_strategy": "sequential",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return SFTConfig(output_dir=str(out), max_steps=steps, **{**options, **changed})
+
+
+def share_weights(model: Any, first: Any) -> None:
+    """Let two models of one shape hold one copy of the weights."""
+    for parameter, shared in zip(model.parameters(), first.parameters(), strict=True):
+        parameter.data = shared.data
 
 
 def trainer_of(name: str, model: Any, tokenizer: Any, data: list[dict[str, str]], turns: Turns, out: Path) -> Any:
     """Make one variant's trainer, which waits for its turn at each step, and the callback that timed it."""
     from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTTrainer
 
     from diagnostics import GradientRecorder
 
-    args = SFTConfig(
-        output_dir=str(out / f"{name}-output"),
-        per_device_train_batch_size=ROWS,
-        max_steps=len(data) // ROWS,
-        learning_rate=1e-6,
-        lr_scheduler_type="constant",
-        optim="sgd",
-        max_length=512,
-        bf16=True,
-        use_cpu=True,
-        activation_checkpointing=False,
-        gradient_checkpointing=False,
-        train_sampling_strategy="sequential",
-        save_strategy="no",
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+    args = configuration(out / f"{name}-output", len(data) // ROWS, bf16=True)
     trainer = SFTTrainer(model=model, args=args, train_dataset=Dataset.from_list(data), processing_class=tokenizer)
     begins = StepBegins(name, turns)
     ends = StepEnds(begins)
@@ -183,8 +198,7 @@ def overhead(folder: Path, data: list[dict[str, str]]) -> dict[str, Any]:
         out = Path(place)
         for name in VARIANTS:
             model = first if name == "plain" else AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-            for parameter, shared in zip(model.parameters(), first.parameters(), strict=True):
-                parameter.data = shared.data  # one copy of the weights
+            share_weights(model, first)
             trainers[name], ends[name] = trainer_of(name, model, tokenizer, data, turns, out)
         train(trainers, turns)
         own = {
