@@ -4,8 +4,8 @@
 of the batches' mean embeddings, with C_ts, the step coherence. Steps of a training run are neither independent nor
 alike: gradients drift, and steps that hold the same sample resemble each other whatever embeddings mean. Both tests
 therefore keep the gradients and draw the plan anew, remove or leave out what is known to mislead, and widen the
-re-draws where the gradients of samples seen twice say that they are too narrow. ``python -m benchmarks levels``
-measures how often they are wrong; what failed there is not offered.
+re-draws where the gradients of samples seen twice say that they are too narrow. How often they are wrong is measured by
+``python -m benchmarks locality-levels``; what failed there is not offered.
 """
 
 from __future__ import annotations

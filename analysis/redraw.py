@@ -163,7 +163,10 @@ def find_embeddings(run: Run, given: Path | None = None) -> Embeddings:
             raise InputError("the run notes no embeddings file")
         file = next((one for one in (Path(path), run.path / path) if one.is_file()), None)
         if file is None:
-            raise InputError(f"the embeddings file {path} is not there; mend: --embeddings E.npy")
+            raise InputError(
+                f"the embeddings file {path} is not there; mend: say where it is now, by --embeddings of sdo locality or "
+                "--run-embeddings of sdo report"
+            )
     embeddings = Embeddings.read(file)
     if noted.get("fingerprint") not in (None, embeddings.fingerprint):
         raise InputError(f"{file} is not the matrix that the run used, or has changed since: its fingerprint differs")

@@ -8,7 +8,7 @@ from analysis.balance_metrics import METRICS, MOVES_WITH_MEAN
 from analysis.balance_plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
 from analysis.balance_results import Balance, Difference, Interval
 from analysis.balance_summary import BalanceSummary
-from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number
+from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number, signed
 from analysis.report.sections import Material
 
 NAMES = {
@@ -30,7 +30,7 @@ _ABSENT = Absent(
 
 def balance_section(material: Material) -> Section | Absent:
     """Metrics of each run beside what equal clusters would give, and comparisons with the baseline."""
-    summary = material.balance()
+    summary = material.balance
     if summary is None:
         return _ABSENT
     tables = [_run_table(name, one) for name, one in summary.balances.items()]
@@ -48,7 +48,7 @@ def balance_section(material: Material) -> Section | Absent:
 
 def weakest_section(material: Material) -> Section | Absent:
     """The clusters that are surest to be weak in the last run, with what they are about."""
-    summary = material.balance()
+    summary = material.balance
     if summary is None:
         return _ABSENT
     run = list(summary.balances)[-1]
@@ -145,10 +145,10 @@ def _compared(summary: BalanceSummary, name: str) -> str:
     spread, mean = one.metrics["spread"], one.metrics["mean"]
     told = f"{name} against {summary.baseline}: balance {one.verdict}"
     if spread.difference is not None and spread.p is not None:
-        told += f" (difference of the latent spread {spread.difference:+.3f}, p = {spread.p:.3f})"
+        told += f" (difference of the latent spread {signed(spread.difference, '{:+.3f}')}, p = {spread.p:.3f})"
     if mean.difference is not None and mean.p is not None:
-        told += f"; mean accuracy {mean.verdict} ({mean.difference:+.3f}, p = {mean.p:.3f})"
-    return f"{told}.".replace("-0", "−0")
+        told += f"; mean accuracy {mean.verdict} ({signed(mean.difference, '{:+.3f}')}, p = {mean.p:.3f})"
+    return f"{told}."
 
 
 def _findings(summary: BalanceSummary) -> list[Finding]:

@@ -83,7 +83,7 @@ class Report:
 def build_report(
     runs: Mapping[str, Run],
     *,
-    summarise: Callable[[], BalanceSummary] | None = None,
+    balance: BalanceSummary | None = None,
     embeddings: Path | None = None,
     redraws: int = 199,
     title: str = "SDO report",
@@ -95,9 +95,8 @@ def build_report(
     ----------
     runs
         Name to run folder, in the order in which they are shown; may be empty where there are predictions.
-    summarise
-        Computes the balance of predictions, as :func:`analysis.summarise_balance` does; called once, and what it raises
-        is shown in its section.
+    balance
+        Balance of predictions, as :func:`analysis.summarise_balance` returns it.
     embeddings
         Where the runs' embeddings are, if no longer where run.json says.
     redraws
@@ -112,7 +111,7 @@ def build_report(
     Report
         Under a megabyte for a few runs, readable without scripts and without a network.
     """
-    material = Material(dict(runs), tuple(command), summarise, embeddings, redraws)
+    material = Material(dict(runs), tuple(command), balance, embeddings, redraws)
     parts = {key: _part(key, name, compute, material) for key, name, compute in _SECTIONS}
     findings, warnings = _first(material, parts)
     made = datetime.now(UTC).isoformat(timespec="minutes")
@@ -154,17 +153,23 @@ def _part(key: str, title: str, compute: Callable[[Material], Section | Absent],
     try:
         return Part(key, title, compute(material))
     except Exception as error:  # whatever it was, the other sections are still worth having
-        words = " ".join(str(error).split()) or "no reason given"
-        return Part(key, title, Failed(f"{type(error).__name__}: {words}"))
+        return Part(key, title, Failed(f"{type(error).__name__}: {_words(error)}"))
 
 
 def _first(material: Material, parts: Mapping[str, Part]) -> tuple[list[Finding], list[str]]:
     """Return verdict and alerts; they read the run folders too, so a broken one must not take the page with it."""
     try:
-        return verdict(material, parts), alerts(material, parts)
+        findings = verdict(material, parts)
     except Exception as error:  # as for a section
-        words = " ".join(str(error).split()) or type(error).__name__
-        return [Finding("worse", f"No verdict could be reached: {words}")], []
+        findings = [Finding("worse", f"No verdict could be reached: {_words(error)}")]
+    try:
+        return findings, alerts(material, parts)
+    except Exception as error:  # as for a section
+        return findings, [f"Alerts could not be collected: {_words(error)}"]
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _numbers(part: Part) -> dict[str, Any]:

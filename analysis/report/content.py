@@ -152,6 +152,11 @@ class Part:
     content: Section | Absent | Failed
 
 
+def signed(value: float, pattern: str) -> str:
+    """Return a number in words, with a true minus; names around it keep their hyphens."""
+    return pattern.format(value).replace("-", "−")
+
+
 def number(value: float | Estimate | None, pattern: str = "{:.3g}", reason: str | None = None) -> Cell:
     """Return a number's cell, or a dash with the reason.
 
@@ -167,7 +172,7 @@ def number(value: float | Estimate | None, pattern: str = "{:.3g}", reason: str 
     shown, why = (value.value, value.reason) if isinstance(value, Estimate) else (value, reason)
     if shown is None:
         return Cell(DASH, why or "not recorded")
-    return Cell(pattern.format(shown).replace("-", "−"))
+    return Cell(signed(shown, pattern))
 
 
 def join(names: Sequence[str]) -> str:

@@ -41,8 +41,8 @@ def locality_section(material: Material) -> Section | Absent:
                     redraws=material.redraws,
                     workers=min(_MOST_WORKERS, os.cpu_count() or 1),
                 )
-        except InputError as error:
-            missing[name] = str(error)
+        except Exception as error:  # one run that cannot be tested leaves the others standing
+            missing[name] = str(error) or type(error).__name__
     if not found:
         return Absent("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
     rows = [row for name, one in found.items() for row in _rows(name, one)]

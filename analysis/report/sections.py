@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from analysis.balance_summary import BalanceSummary
 from analysis.coherence import step_coherence_blocks, step_summary
 from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
 from analysis.plots import batch_coherence_series, coherence_heat_maps
-from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number
+from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
 from analysis.runs import Run
 from analysis.training import Evaluation, Training, evaluation_curves, evaluations, loss_curves, training
 
@@ -31,8 +31,8 @@ class Material:
         Name to run folder, in the order in which they are shown.
     command
         The words of the command that made the report, if any.
-    summarise
-        Computes the balance of predictions; None where there are none.
+    balance
+        Balance of predictions; None where there are none.
     embeddings
         Where the runs' embeddings are, if no longer where run.json says.
     redraws
@@ -41,10 +41,9 @@ class Material:
 
     runs: Mapping[str, Run]
     command: Sequence[str] = ()
-    summarise: Callable[[], BalanceSummary] | None = None
+    balance: BalanceSummary | None = None
     embeddings: Path | None = None
     redraws: int = 199
-    _balance: BalanceSummary | None = None
     _overviews: dict[str, dict[str, Any]] = field(default_factory=dict)
     _trainings: dict[str, Training] = field(default_factory=dict)
     _evaluations: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
@@ -66,12 +65,6 @@ class Material:
         if name not in self._evaluations:
             self._evaluations[name] = evaluations(self.runs[name])
         return self._evaluations[name]
-
-    def balance(self) -> BalanceSummary | None:
-        """Return the balance of the predictions, computed once; None without predictions."""
-        if self._balance is None and self.summarise is not None:
-            self._balance = self.summarise()
-        return self._balance
 
     @property
     def signals(self) -> list[str]:
@@ -127,7 +120,7 @@ def training_section(material: Material) -> Section | Absent:
 def _end_of_training(one: Training) -> dict[str, Any]:
     """Return the last counts, and the mean loss over the first and the last tenth of the steps."""
     if not len(one.step):
-        return dict.fromkeys(("samples", "distinct", "tokens", "first_loss", "last_loss"))
+        return {"samples": 0, "distinct": 0, "tokens": 0, **_losses(None, None)}
     tenth = max(1, len(one.step) // 10)
 
     def mean(values: Any) -> float | None:
@@ -138,9 +131,15 @@ def _end_of_training(one: Training) -> dict[str, Any]:
         "samples": int(one.samples[-1]),
         "distinct": int(one.distinct[-1]),
         "tokens": int(one.tokens[-1]),
-        "first_loss": mean(one.loss[:tenth]),
-        "last_loss": mean(one.loss[-tenth:]),
+        **_losses(mean(one.loss[:tenth]), mean(one.loss[-tenth:])),
     }
+
+
+def _losses(first: float | None, last: float | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"first_loss": first, "last_loss": last}
+    for name in [name for name, value in entry.items() if value is None]:
+        entry[f"{name}_reason"] = "no step there has a loss"
+    return entry
 
 
 def _repetition(went: Mapping[str, Training]) -> str:
@@ -163,6 +162,8 @@ def _evaluation(material: Material, measure: str) -> tuple[Table, Picture, dict[
     for name, one in held.items():
         values = [None if np.isnan(m) else float(m) for m in one.mean]
         data[name] = {"step": one.step.tolist(), "mean": values, "samples": one.count.tolist()}
+        if None in values:
+            data[name]["mean_reason"] = "no sample has a score there"
         first, last = number(values[0], "{:.4g}", "no score"), number(values[-1], "{:.4g}", "no score")
         known = [v for v in values if v is not None]
         low, high = (min(known), max(known)) if known else (None, None)
@@ -257,9 +258,9 @@ def _coherence_sentence(signal: str, data: Mapping[str, Any]) -> str:
     for words, values in (("two steps", between), ("samples of one batch", within)):
         known = {name: value for name, value in values.items() if value is not None}
         if known:
-            named = [f"{value:+.3f} in {name}" for name, value in known.items()]
+            named = [f"{signed(value, '{:+.3f}')} in {name}" for name, value in known.items()]
             parts.append(f"gradients of {words} have a mean cosine of {join(named)}")
-    return f"{signal}: {'; '.join(parts) or 'no gradient has a direction'}.".replace("-", "−") if parts else ""
+    return f"{signal}: {'; '.join(parts)}." if parts else ""
 
 
 _COHERENCE_WORDS = (

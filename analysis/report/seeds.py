@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
 from analysis.exposure_plots import seed_differences
-from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number
+from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number, signed
 from analysis.report.sections import Material
 from analysis.seeds import FEW_PAIRS, PairedComparison, SeedComparison, compare_seeds, pair_runs
+from sdo.errors import InputError
 
 _LEVEL = 0.05
 # What the name of a measure says of its direction; of others no better or worse is said.
@@ -17,15 +19,31 @@ _LOWER, _HIGHER = ("loss",), ("correct", "accuracy", "reward", "margin")
 
 
 def kinds_of_run(material: Material) -> dict[str, list[str]]:
-    """Group runs that differ in nothing but their seed by organizer, and by options where the name does not tell."""
-    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """Group runs that differ in nothing but their seed; a kind is named by organizer, and by more where that is needed.
+
+    What has to be alike: the organizer's options, batch size, embeddings, model, dataset and the trainer's arguments.
+    """
+    groups: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for name, run in material.runs.items():
         organizer = run.info.get("organizer") or {}
-        options = (organizer.get("options") or {}).items()
-        told = " ".join(f"{key}={value}" for key, value in options if key != "seed")
-        groups[str(organizer.get("name", "no organizer")), told].append(name)
-    names = [name for name, _ in groups]
-    return {name if names.count(name) == 1 else f"{name} {told}": runs for (name, told), runs in groups.items()}
+        options = {key: value for key, value in (organizer.get("options") or {}).items() if key != "seed"}
+        model, dataset = run.info.get("model") or {}, run.info.get("dataset") or {}
+        alike = {
+            **options,
+            "batch_size": organizer.get("batch_size"),
+            "embeddings": organizer.get("embeddings"),
+            "model": [model.get("class"), model.get("parameters"), model.get("trainable_parameters")],
+            "dataset": dataset.get("fingerprint"),
+            "trainer": run.info.get("trainer"),
+        }
+        key = json.dumps(alike, sort_keys=True, default=str)
+        groups[str(organizer.get("name", "no organizer"))].setdefault(key, []).append(name)
+    kinds = {}
+    for organizer_name, by_setting in groups.items():
+        for number_of_setting, runs in enumerate(by_setting.values(), start=1):
+            several = f" (setting {number_of_setting}: {runs[0]} …)" if len(by_setting) > 1 else ""
+            kinds[f"{organizer_name}{several}"] = runs
+    return kinds
 
 
 def seeds_section(material: Material) -> Section | Absent:
@@ -43,8 +61,13 @@ def seeds_section(material: Material) -> Section | Absent:
     words: list[str] = []
     data: dict[str, Any] = {"baseline": baseline, "against": {}}
     for kind, runs in others:
-        pairing = pair_runs([material.runs[name] for name in first], [material.runs[name] for name in runs])
-        found = compare_seeds(pairing)
+        try:
+            pairing = pair_runs([material.runs[name] for name in first], [material.runs[name] for name in runs])
+            found = compare_seeds(pairing)
+        except InputError as error:
+            words.append(f"{kind} against {baseline} is not compared: {error}.")
+            data["against"][kind] = {"measures": None, "reason": str(error)}
+            continue
         words.append(f"{kind} against {baseline}: {len(pairing.baseline)} pairs of runs, paired by {pairing.by}.")
         for one in found:
             tables.append(_table(one, kind, baseline))
@@ -70,7 +93,7 @@ def _table(one: SeedComparison, kind: str, baseline: str) -> Table:
     for step, found in zip(one.steps, one.comparisons, strict=True):
         interval = number(None, reason=found.reason)
         if found.low is not None and found.high is not None:
-            interval = Cell(f"{found.low:+.4g} to {found.high:+.4g}".replace("-", "−"))
+            interval = Cell(f"{signed(found.low, '{:+.4g}')} to {signed(found.high, '{:+.4g}')}")
         rows.append(
             (
                 Cell(str(step)),
@@ -88,11 +111,11 @@ def _table(one: SeedComparison, kind: str, baseline: str) -> Table:
 
 def _finding(one: SeedComparison, kind: str, baseline: str) -> Finding:
     last = one.comparisons[-1]
-    told = f"{one.measure} after {one.steps[-1]} steps: {kind} minus {baseline} is {last.mean:+.4g}"
+    told = f"{one.measure} after {one.steps[-1]} steps: {kind} minus {baseline} is {signed(last.mean, '{:+.4g}')}"
     told += f" over {last.n} pairs of seeds (sign-flip p = {last.sign_flip_p:.3f})."
     if last.n < FEW_PAIRS:
         told += f" So few pairs cannot reach {_LEVEL}: {FEW_PAIRS} can."
-    return Finding(_tone(one.measure, last), told.replace("-", "−").replace("sign−flip", "sign-flip"))
+    return Finding(_tone(one.measure, last), told)
 
 
 def _tone(measure: str, found: PairedComparison) -> str:

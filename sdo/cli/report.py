@@ -12,7 +12,10 @@ from sdo.cli.coherence import unique_names
 from sdo.cli.outputs import check_outputs, make_folder
 from sdo.errors import InputError
 
-_FOR_PREDICTIONS = ("embeddings", "clusters", "labels", "baseline", "prompts")
+_FOR_PREDICTIONS = (
+    *("embeddings", "clusters", "labels", "baseline", "prompts", "column", "id_column", "split", "config"),
+    *("near_duplicate", "metric", "filter", "evaluation", "step"),
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -54,19 +57,19 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("neither run folders nor --predictions came; mend: sdo report RUN --out report.html")
     if args.redraws < 0:
         raise InputError(f"--redraws {args.redraws}: expected a number from 0")
-    check_outputs(args.out, ".html", overwrite=args.overwrite)
+    check_outputs(args.out, ".html", overwrite=args.overwrite, sources=_sources(args))
     if args.predictions:
         check_options(args)
     elif any(getattr(args, name) is not None for name in _FOR_PREDICTIONS):
         given = next(name for name in _FOR_PREDICTIONS if getattr(args, name) is not None)
-        raise InputError(f"--{given} came without --predictions, which it belongs to")
+        raise InputError(f"--{given.replace('_', '-')} came without --predictions, which it belongs to")
     runs = [Run.open(path) for path in args.runs]
     names = unique_names([one.path for one in runs])
-    summarise = read_material(args).summarise if args.predictions else None
+    summary = read_material(args).summarise() if args.predictions else None
     make_folder(args.out.parent)
     report = build_report(
         dict(zip(names, runs, strict=True)),
-        summarise=summarise,
+        balance=summary,
         embeddings=args.run_embeddings,
         redraws=args.redraws,
         title=args.title,
@@ -77,3 +80,13 @@ def run(args: argparse.Namespace) -> int:
     for title in report.failed:
         print(f"sdo report: the section {title!r} failed; the page shows why", file=sys.stderr)
     return 1 if report.failed else 0
+
+
+def _sources(args: argparse.Namespace) -> tuple[Path, ...]:
+    """Return the files that are read, which the page and its numbers must not replace."""
+    given = [Path(one) for one in args.predictions]
+    # NAME=PATH names a run.
+    given += [Path(one.partition("=")[2]) for one in args.predictions if "=" in one]
+    given += [path for path in (args.embeddings, args.labels, args.run_embeddings) if path is not None]
+    given += [Path(args.prompts)] if args.prompts is not None else []
+    return tuple(given)

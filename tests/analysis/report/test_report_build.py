@@ -12,7 +12,9 @@ from PIL import Image
 
 from analysis import Predictions, Prompts, Run, given_labels, summarise_balance
 from analysis.report import build_report
-from sdo import Embeddings, InputError, Uniform
+from analysis.report.sections import Material
+from analysis.report.seeds import kinds_of_run
+from sdo import Embeddings, Uniform
 
 MARKUP = "</title><script>alert('x')</script><img src=x onerror=alert(1)> $a_b$ \u202e"
 
@@ -190,7 +192,7 @@ def predictions():
 
 
 def test_balance_gives_the_verdict_and_needs_no_run(predictions):
-    report = build_report({}, summarise=predictions)
+    report = build_report({}, balance=predictions())
     page = Page(report.html)
     numbers = report.numbers["sections"]["balance"]
     compared = numbers["comparisons"][0]
@@ -205,7 +207,7 @@ def test_balance_gives_the_verdict_and_needs_no_run(predictions):
 
 
 def test_the_weakest_clusters_come_with_three_prompts(predictions):
-    report = build_report({}, summarise=lambda: predictions(baseline="after"))
+    report = build_report({}, balance=predictions(baseline="after"))
     weakest = report.numbers["sections"]["weakest"]
     ends = {
         c["cluster"]: c["runs"]["after"]["interval"][1] for c in report.numbers["sections"]["balance"]["per_cluster"]
@@ -217,14 +219,15 @@ def test_the_weakest_clusters_come_with_three_prompts(predictions):
     assert f"question {10 * weakest['clusters'][0]}" in page.words
 
 
-def test_balance_that_fails_leaves_the_runs_standing(runs):
-    def fail():
-        raise InputError("predictions are torn")
+def test_balance_that_fails_leaves_the_runs_standing(runs, predictions, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no ink")
 
-    report = build_report(runs, summarise=fail)
-    assert report.failed == ("Balance over clusters", "Weakest clusters")
+    monkeypatch.setattr("analysis.report.balance.lorenz", fail)
+    report = build_report(runs, balance=predictions())
+    assert report.failed == ("Balance over clusters",)
     assert report.numbers["sections"]["coherence"]["state"] == "shown"
-    assert "predictions are torn" in Page(report.html).words
+    assert report.numbers["sections"]["weakest"]["state"] == "shown"
 
 
 def test_exposure_counts_are_those_of_the_batches(runs):
@@ -303,3 +306,39 @@ def test_two_seeds_can_give_no_verdict(scored):
     report = build_report(few)
     assert report.numbers["verdict"][0]["tone"] == "undetermined"
     assert "cannot reach 0.05" in report.numbers["verdict"][0]["words"]
+
+
+def test_runs_that_cannot_be_paired_are_named_and_nothing_fails(scored):
+    uneven = {name: run for name, run in scored.items() if name not in ("sdo-0", "sdo-1", "sdo-2")}
+    report = build_report(uneven)
+    assert report.failed == ()
+    entry = report.numbers["sections"]["seeds"]["against"]["sdo"]
+    assert entry["measures"] is None
+    assert "expected as many of each" in entry["reason"]
+
+
+def test_runs_of_other_embeddings_or_models_are_other_kinds(make_training):
+    def run(name, **changes):
+        organizer = {"name": "sdo", "options": {"seed": 1}, "embeddings": "a", "batch_size": 8}
+        organizer |= {key: value for key, value in changes.items() if key in organizer}
+        rest = {key: value for key, value in changes.items() if key not in organizer}
+        return Run.open(make_training(name, organizer=organizer, **rest).path)
+
+    changed = [{"embeddings": "b"}, {"batch_size": 4}, {"model": {"parameters": 7}}, {"trainer": {"learning_rate": 1}}]
+    runs = {f"r{i}": run(f"r{i}", **changes) for i, changes in enumerate([{}, *changed])}
+    assert list(kinds_of_run(Material(runs)).values()) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
+
+
+def test_names_keep_their_hyphens(make_training):
+    runs = {name: Run.open(make_training(name, pull=-1.0).path) for name in ("uni-form-1", "sdo-1")}
+    page = Page(build_report(runs).html)
+    assert "in uni-form-1 and" in page.words
+    assert "uni−form" not in page.words
+
+
+def test_a_run_whose_steps_are_torn_leaves_the_verdict_standing(runs, predictions):
+    for part in (runs["sdo"].path / "steps").glob("*.parquet"):
+        part.write_bytes(b"PAR1")
+    report = build_report(runs, balance=predictions())
+    assert report.numbers["verdict"][1]["tone"] == "better"
+    assert "could not be collected" in report.numbers["alerts"][0]

@@ -49,6 +49,7 @@ def test_a_page_and_its_numbers_are_written(runs, tmp_path, capsys):
     [
         (["--out", "r.html"], "neither run folders nor --predictions came"),
         (["uniform", "--out", "r.html", "--clusters", "3"], "--clusters came without --predictions"),
+        (["uniform", "--out", "r.html", "--near-duplicate", "1"], "--near-duplicate came without"),
         (["uniform", "--out", "r.html", "--redraws", "-1"], "--redraws -1"),
         (["--predictions", "p.jsonl", "--out", "r.html"], "no clusters"),
         (["--predictions", "p.jsonl", "--labels", "L.npy", "--out", "r.html"], "p.jsonl"),
@@ -79,6 +80,24 @@ def test_predictions_alone_make_a_page(tmp_path):
     numbers = json.loads(out.with_suffix(".json").read_text())
     assert numbers["sections"]["balance"]["runs"]["p"]["mean"]["value"] == pytest.approx(2 / 3, abs=0.05)
     assert numbers["sections"]["coherence"]["state"] == "absent"
+
+
+def test_what_is_read_is_not_written_over(tmp_path, capsys):
+    (tmp_path / "preds.json").write_text("{}")
+    np.save(tmp_path / "L.npy", np.arange(30) % 4)
+    arguments = ["--predictions", tmp_path / "preds.json", "--labels", tmp_path / "L.npy", "--overwrite"]
+    assert call(*arguments, "--out", tmp_path / "preds.html") == 2
+    assert "write over its own source" in capsys.readouterr().err
+    assert (tmp_path / "preds.json").read_text() == "{}"
+
+
+def test_labels_of_another_length_are_wrong_input(tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"sample_id": 70, "correct": 1}\n')
+    np.save(tmp_path / "L.npy", np.arange(30) % 4)
+    out = tmp_path / "report.html"
+    assert call("--predictions", tmp_path / "p.jsonl", "--labels", tmp_path / "L.npy", "--out", out) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not out.exists()
 
 
 def test_a_failed_section_is_named_and_the_page_written(runs, tmp_path, capsys):
