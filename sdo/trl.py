@@ -149,10 +149,10 @@ class OrganizerCallback(TrainerCallback, ExportableState):
                 f"one optimizer step now takes {self._step_samples()} samples; the plan was bound to "
                 f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
             )
-        _check_drawn(kwargs["train_dataloader"], args)
         self._skipped = []
         if state.global_step > 0:
             self._skipped = _verify_checkpoint(state, self._plan)
+        _check_drawn(kwargs["train_dataloader"], args)
         self.trained[:] = self._plan.counts(state.global_step)
         for step in self._skipped:
             self.trained[self._plan.positions(self._plan.batch(step))] -= 1
