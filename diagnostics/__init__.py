@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from sdo.errors import absent_package
+
 try:
     from diagnostics.diagnosis import Diagnosis
     from diagnostics.examination import doctor
     from diagnostics.recorder import GradientRecorder
     from diagnostics.scalars import log_scalars
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] not in ("torch", "transformers", "accelerate"):
+    absent = absent_package(error)
+    if absent not in ("torch", "transformers", "accelerate"):
         raise
-    needed = f"diagnostics needs {error.name}; mend: pip install 'sdo-toolkit[train]'"
-    raise ModuleNotFoundError(needed, name=error.name) from None
+    needed = f"diagnostics needs {absent}; mend: pip install 'sdo-toolkit[train]'"
+    raise ModuleNotFoundError(needed, name=absent) from None
 
 __all__ = ["Diagnosis", "GradientRecorder", "doctor", "log_scalars"]

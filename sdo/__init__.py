@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sdo.embeddings import Embeddings
-from sdo.errors import InputError
+from sdo.errors import InputError, absent_package
 from sdo.organizer import SDO, Organizer, Uniform
 from sdo.plan import EpochPlan, Plan
 
@@ -39,8 +39,9 @@ def __getattr__(name: str) -> Any:
         try:
             return getattr(importlib.import_module(_LAZY[name]), name)
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in ("torch", "transformers"):
+            absent = absent_package(error)
+            if absent not in ("torch", "transformers"):
                 raise
-            needed = f"sdo.{name} needs {error.name}; mend: pip install 'sdo-toolkit[train]'"
-            raise ModuleNotFoundError(needed, name=error.name) from None
+            needed = f"sdo.{name} needs {absent}; mend: pip install 'sdo-toolkit[train]'"
+            raise ModuleNotFoundError(needed, name=absent) from None
     raise AttributeError(f"module 'sdo' has no attribute {name!r}")

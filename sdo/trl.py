@@ -192,10 +192,10 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._processes = Processes.of(args)
         self._processes.same(self._plan.fingerprint, "the plan")
         self._processes.same(self._content or "unknown", "the dataset")
-        _check_drawn(kwargs["train_dataloader"], args)
         self._skipped = []
         if state.global_step > 0:
             self._skipped = _verify_checkpoint(state, self._plan, self._content, self._channel.steps_per_batch)
+        _check_drawn(kwargs["train_dataloader"], args)
         self._count_trained(state.global_step)
         if self._layout is not None:
             self._completions = CompletionCount(self._layout)

@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+pytest.importorskip("trl", reason="the demo needs the extra train")
+
 from sdo.cli import demo, demo_summary
 from sdo.cli.demo_folder import DemoFolder
 from sdo.cli.main import main
