@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.balance_metrics import LOWER, METRICS, RAW, lorenz_curves, raw_metrics, wilson
 from analysis.balance_results import Balance, BalanceComparison, Difference, Homogeneity, Interval, MetricBalance
-from analysis.questions import BOOTSTRAP, PERMUTE, SWAP, Sums, Units, generator, permuted, swapped
+from analysis.questions import BOOTSTRAP, PERMUTE, SWAP, TIE, Sums, Units, generator, permuted, swapped
 from analysis.spread import (
     accuracies,
     between_squares,
@@ -31,7 +31,6 @@ Array = NDArray[np.float64]
 LEVEL = 0.05  # two-sided; intervals and bands are at 1 - LEVEL
 MOVES = "moves with the mean: no verdict on balance"
 _FEWEST_RESAMPLES = 99  # p cannot fall below 1/(resamples + 1)
-_TIE = 1e-12  # differences closer than rounding can tell apart
 
 
 def cluster_balance(
@@ -238,7 +237,7 @@ def _homogeneity(units: Units, observed: Array, null: Array) -> Homogeneity:
     variance = float(units.score.var())
     if variance == 0:
         return Homogeneity(None, None, "all scores are alike")
-    at_least = int((null >= observed[0] * (1 - _TIE)).sum())
+    at_least = int((null >= observed[0] * (1 - TIE)).sum())
     return Homogeneity(float(observed[0] / variance), (1 + at_least) / (1 + len(null)))
 
 
@@ -255,7 +254,7 @@ def _difference(name: str, observed: float, null: Array) -> Difference:
         return Difference(None, None, None, "undetermined", "the metric is undefined in one of the runs")
     # A swap that leaves a metric undefined counts as extreme: it never helps a verdict.
     size = np.sort(np.where(np.isnan(null), np.inf, np.abs(null)))
-    p = (1 + int((size >= abs(observed) - _TIE).sum())) / (1 + len(size))
+    p = (1 + int((size >= abs(observed) - TIE).sum())) / (1 + len(size))
     # p < LEVEL exactly where |observed| is above this one of the sorted sizes.
     half = float(size[len(size) - 1 - (int(np.ceil(LEVEL * (len(size) + 1))) - 2)])
     significant = p < LEVEL
@@ -282,8 +281,8 @@ def _sign_tests(first: Units, second: Units) -> Array:
     from scipy.stats import binom
 
     C = first.clusters
-    up = np.bincount(first.cluster, second.score > first.score, C)
-    down = np.bincount(first.cluster, second.score < first.score, C)
+    up = np.bincount(first.cluster, second.score - first.score > TIE, C)
+    down = np.bincount(first.cluster, first.score - second.score > TIE, C)
     p = np.minimum(1.0, 2.0 * binom.cdf(np.minimum(up, down), up + down, 0.5))
     order = np.argsort(p, kind="stable")
     adjusted = np.empty(C)

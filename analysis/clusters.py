@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.csgraph import connected_components
 
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError
@@ -206,50 +208,51 @@ def duplicate_groups(
         Shape ``(N,)``, int64: the first row of each row's group. Across clusters nothing is grouped: such duplicates
         make clusters more alike, which no test mistakes for a difference.
     """
-    parent = np.arange(len(labels))
+    first = np.arange(len(labels))
     if text_keys is not None:
-        _join_equal(parent, labels, text_keys)
+        first = _join_equal(first, labels, text_keys)
     if embeddings is not None:
-        _join_equal(parent, labels, _row_digests(embeddings))
+        first = _join_equal(first, labels, _row_digests(embeddings))
         if threshold <= 1:
-            _join_near(parent, labels, embeddings, threshold)
-    while True:
-        upper = parent[parent]
-        if np.array_equal(upper, parent):
-            return parent
-        parent = upper
+            first = _join_near(first, labels, embeddings, threshold)
+    return first
 
 
-def _join_equal(parent: NDArray[np.int64], labels: NDArray[np.int64], keys: NDArray[Any]) -> None:
-    """Let each row point to the root of the first row of its cluster with the same key."""
-    order = np.lexsort((np.arange(len(labels)), keys, labels))
+def _join_equal(first: NDArray[np.int64], labels: NDArray[np.int64], keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Join the groups of rows that have the same key in the same cluster."""
+    order = np.lexsort((keys, labels))
     same = (labels[order][1:] == labels[order][:-1]) & (keys[order][1:] == keys[order][:-1]) & (labels[order][1:] >= 0)
-    for position in np.flatnonzero(same).tolist():
-        _unite(parent, int(order[position]), int(order[position + 1]))
+    return _join(first, order[:-1][same], order[1:][same])
 
 
-def _join_near(parent: NDArray[np.int64], labels: NDArray[np.int64], embeddings: Embeddings, threshold: float) -> None:
+def _join_near(
+    first: NDArray[np.int64], labels: NDArray[np.int64], embeddings: Embeddings, threshold: float
+) -> NDArray[np.int64]:
+    """Join the groups of rows of one cluster whose cosine is at least the threshold."""
+    first = first.copy()
     order = np.argsort(labels, kind="stable")
     order = order[labels[order] >= 0]
     for members in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
         rows = embeddings.unit[members].astype(np.float64)
+        own = np.searchsorted(members, first[members])  # members ascend, and hold the first row of each group
         block = max(1, _BLOCK // max(1, len(members)))
         for start in range(0, len(members), block):
             # Exact, so that no machine sees another duplicate; squared norms are 1 but for rounding.
-            cosine = rows[start : start + block] @ rows.T
-            near, other = np.nonzero(cosine >= threshold)
-            for i, j in zip((near + start).tolist(), other.tolist(), strict=True):
-                if i < j:
-                    _unite(parent, int(members[i]), int(members[j]))
+            near = rows[start : start + block] @ rows.T >= threshold
+            one, other = np.nonzero(near & (own[start : start + block, None] != own))
+            if len(one):
+                own = _join(own, one + start, other)
+        first[members] = members[own]
+    return first
 
 
-def _unite(parent: NDArray[np.int64], one: int, other: int) -> None:
-    """Join two groups; the root of a group is its first row."""
-    while parent[one] != one:
-        one = int(parent[one])
-    while parent[other] != other:
-        other = int(parent[other])
-    parent[max(one, other)] = min(one, other)
+def _join(first: NDArray[np.int64], one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Join groups, given by (n,) their first rows, that (m,) pairs of rows connect."""
+    n = len(first)
+    ends = np.concatenate([np.arange(n), one]), np.concatenate([first, other])
+    graph = sp.coo_array((np.ones(len(ends[0]), dtype=np.int8), ends), shape=(n, n))
+    component = connected_components(graph, directed=False)[1]
+    return np.asarray(np.unique(component, return_index=True)[1][component], dtype=np.int64)
 
 
 def text_keys(texts: Iterable[str]) -> NDArray[Any]:

@@ -163,11 +163,7 @@ def plan_exposure(path: Path) -> Exposure:
     else:
         names = seen
         notes.append(f"{record.name} does not say how many samples there are: coverage is of those that were seen")
-    pools = {
-        int(one["organizer_epoch"]): int(one["pool"])
-        for one in described.get("epochs", [])
-        if isinstance(one, dict) and isinstance(one.get("pool"), int) and "organizer_epoch" in one
-    }
+    pools = _pools(described, record)
     exposure = _count(steps, batches, names, "planned", path)
     return Exposure(exposure.times, exposure.step, exposure.distinct, pools, "planned", tuple(notes))
 
@@ -180,6 +176,18 @@ def _read_record(record: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{record} cannot be read as JSON: {error}") from error
     return described if isinstance(described, dict) else {}
+
+
+def _pools(described: Mapping[str, Any], record: Path) -> dict[int, int]:
+    """Return the pool size of each organizer epoch; empty where the record has none."""
+    epochs = described.get("epochs", [])
+    try:
+        return {int(one["organizer_epoch"]): int(one["pool"]) for one in epochs if one.get("pool") is not None}
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{record}: epochs is {json.dumps(epochs):.40}; expected a list of organizer_epoch and pool, as sdo plan "
+            "writes it; mend: write the plan anew, or remove this record"
+        ) from error
 
 
 def _count(

@@ -283,6 +283,8 @@ class _Picture:
         x, y = self._points(design)
         if number >= 0:
             return _bin_means(x, y, self._edges)[1]
+        if not len(x):  # every pair of steps shares a sample
+            return x, y
         self._edges = np.unique(np.quantile(x, np.linspace(0, 1, _BINS + 1)))
         if len(self._edges) < 2:
             self._edges = np.array([x.min() - 1e-9, x.max() + 1e-9])
@@ -319,8 +321,13 @@ def _with_band(cloud: Cloud, others: NDArray[np.float64], inflation: float) -> C
 def _bin_means(
     x: NDArray[np.float64], y: NDArray[np.float64], edges: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Return mean x, mean y (NaN where there is nothing) and count in each bin; the outer bins are open."""
+    """Return mean x, mean y (NaN where there is nothing) and count in each bin; the outer bins are open.
+
+    Without edges there are no bins.
+    """
     n = len(edges) - 1
+    if n < 1:
+        return np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64)
     place = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, n - 1)
     count = np.bincount(place, minlength=n)
     some = np.where(count > 0, count, 1)

@@ -159,6 +159,10 @@ def _id(value: Any, where: str) -> int | str:
         missing = value is None or value == "" or (isinstance(value, float) and math.isnan(value))
         came = "is missing" if missing else f"is {value!r:.40}"
         raise InputError(f"{where}: sample_id {came}; expected an integer or a string")
+    if not -(2**63) <= value < 2**63:
+        raise InputError(
+            f"{where}: sample_id is {value!r:.40}; expected an integer of 64 bits or a string; mend: put it in quotes"
+        )
     return value
 
 

@@ -19,6 +19,8 @@ PERMUTE = 101
 BOOTSTRAP = 102
 SWAP = 103
 
+TIE = 1e-12  # scores and sums closer than this differ by the order of their sums alone
+
 _MANY_VALUES = 32  # distinct scores above which values are permuted one by one rather than counted
 _CHUNK = 2**22  # numbers in one array of draws: 32 MiB
 
@@ -226,7 +228,7 @@ def swapped(baseline: Units, run: Units, draws: int, rng: np.random.Generator) -
         cluster are counted together: how many of them are swapped is binomial.
     """
     low, high = np.minimum(baseline.score, run.score), np.maximum(baseline.score, run.score)
-    differ = low < high
+    differ = high - low > TIE
     keys = np.stack([baseline.cluster, baseline.weight, low, high])[:, differ]
     cells, count = np.unique(keys, axis=1, return_counts=True)
     cluster, weight, small, large = cells[0].astype(np.int64), cells[1], cells[2], cells[3]

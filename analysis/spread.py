@@ -124,15 +124,16 @@ def spread_interval(units: Units, level: float = 0.95) -> tuple[float, float]:
 def beta_shape(mean: ArrayLike, spread: ArrayLike) -> tuple[Array, Array]:
     """Return the beta distribution's two shapes for means and standard deviations, elementwise.
 
-    Infinite where the spread or the variance ``mean (1 - mean)`` is 0: all accuracies are the mean. The variance is cut
-    at 98 % of ``mean (1 - mean)``, beyond which there is no beta distribution.
+    Infinite where the spread or the variance ``mean (1 - mean)`` is 0: all accuracies are the mean. NaN where the
+    spread is. The variance is cut at 98 % of ``mean (1 - mean)``, beyond which there is no beta distribution.
     """
     mu = np.asarray(mean, dtype=np.float64)
     most = mu * (1 - mu)
     variance = np.minimum(np.square(np.asarray(spread, dtype=np.float64)), _LARGEST_SHARE * most)
     with np.errstate(divide="ignore", invalid="ignore"):
-        total = np.where(variance > 0, most / variance - 1, np.inf)
-        return np.where(mu > 0, mu * total, 0.0), np.where(mu < 1, (1 - mu) * total, 0.0)
+        total = np.where(variance == 0, np.inf, most / variance - 1)
+        none = np.where(np.isnan(variance), np.nan, 0.0)
+        return np.where(mu > 0, mu * total, none), np.where(mu < 1, (1 - mu) * total, none)
 
 
 def underlying(mean: ArrayLike, spread: ArrayLike, clusters: int) -> Array:
@@ -149,7 +150,7 @@ def underlying(mean: ArrayLike, spread: ArrayLike, clusters: int) -> Array:
     -------
     ndarray
         Shape ``(R, min(C, 1000))``, ascending: the quantiles at ``(i - 0.375)/(C + 0.25)``, which are close to the mean
-        of the i-th of C values (Blom 1958).
+        of the i-th of C values (Blom 1958). NaN where the spread is.
     """
     from scipy.special import betaincinv
 
@@ -161,7 +162,7 @@ def underlying(mean: ArrayLike, spread: ArrayLike, clusters: int) -> Array:
         place = (np.arange(_NODES) + 0.5) / _NODES
         place[[0, -1]] = np.array([0.625, clusters - 0.375]) / (clusters + 0.25)
     a, b = beta_shape(mu, sd)
-    values = np.repeat(mu[:, None], len(place), axis=1)
+    values = np.repeat(np.where(np.isnan(sd), np.nan, mu)[:, None], len(place), axis=1)
     spreads = np.isfinite(a) & np.isfinite(b) & (a > 0) & (b > 0)
     values[spreads] = betaincinv(a[spreads, None], b[spreads, None], place)
     return values
@@ -170,7 +171,7 @@ def underlying(mean: ArrayLike, spread: ArrayLike, clusters: int) -> Array:
 def logit_spread(mean: ArrayLike, spread: ArrayLike) -> Array:
     """Return the standard deviation of ``log(p/(1 - p))`` under the fitted beta distribution, elementwise.
 
-    ``√(ψ₁(a) + ψ₁(b))``, ψ₁ the trigamma function. NaN at mean 0 or 1.
+    ``√(ψ₁(a) + ψ₁(b))``, ψ₁ the trigamma function. NaN at mean 0 or 1, and where the spread is NaN.
     """
     from scipy.special import polygamma
 
@@ -178,7 +179,7 @@ def logit_spread(mean: ArrayLike, spread: ArrayLike) -> Array:
     with np.errstate(invalid="ignore"):
         value = np.sqrt(polygamma(1, a) + polygamma(1, b))
     mu = np.broadcast_to(np.asarray(mean, dtype=np.float64), value.shape)
-    return np.asarray(np.where((mu > 0) & (mu < 1), np.where(np.isfinite(a), value, 0.0), np.nan))
+    return np.asarray(np.where((mu > 0) & (mu < 1), np.where(np.isinf(a), 0.0, value), np.nan))
 
 
 def refitted(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from accelerate.utils import gather_object
 
 from diagnostics.batch_ids import BATCH_KEY, BatchIds, IdChannel
+from diagnostics.processes import Processes
 from sdo.errors import InputError
 
 _TIED = "sdo_tied"
@@ -216,7 +216,7 @@ class CompletionFollower:
         """Tell the listeners, and return which completions no reward speaks for or against, shape ``(n,)``."""
         trainer = self._trainer
         # TRL has gathered the rewards of all processes, in their order.
-        ids = gather_object(local_ids) if trainer.accelerator.num_processes > 1 else local_ids
+        ids = [one for part in Processes.of(trainer.args).lists(local_ids) for one in part]
         weights = torch.as_tensor(trainer.reward_weights, dtype=torch.float32).cpu()
         total = (parts * weights).nansum(dim=1)
         total[torch.isnan(parts).all(dim=1)] = torch.nan

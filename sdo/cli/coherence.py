@@ -27,6 +27,7 @@ WORDS = (
     "One run of each kind gives no verdict: whether a difference is more than chance takes several seeds."
 )
 MATRIX_STEPS = 16_384  # up to here the matrix of all pairs of steps, at most 1 GiB, is written
+_NAME_BYTES = 80  # of a run's name in a file's name
 _HEADINGS = (
     *("run", "signal", "steps", "undefined", "step coherence", "next step", "shared sample", "none shared"),
     *("batch coherence", "recorder", "sketch rmse", "within-batch cosine"),
@@ -104,14 +105,18 @@ def unique_names(paths: list[Path]) -> list[str]:
 
 
 def file_names(names: list[str]) -> dict[str, str]:
-    """Return for each run name one that is safe in a file name, and different from the others'."""
+    """Return for each run name one that is safe in a file name, and different from the others' in more than case."""
     safe: dict[str, str] = {}
+    taken: set[str] = set()
     for name in names:
-        base = re.sub(r"[^\w.-]+", "-", name).strip("-.")[:80] or "run"
+        base = re.sub(r"[^\w.-]+", "-", name).strip("-.")
+        # File systems limit bytes, 255 for most; the end of a cut character goes too.
+        base = base.encode()[:_NAME_BYTES].decode(errors="ignore") or "run"
         candidate, number = base, 1
-        while candidate in safe.values():
+        while candidate.casefold() in taken:
             number += 1
             candidate = f"{base}-{number}"
+        taken.add(candidate.casefold())
         safe[name] = candidate
     return safe
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sdo.cli.demo_summary import NAMES
 from sdo.errors import InputError
+from sdo.files import write_atomically
 
 MANIFEST = "demo.json"
 _DATA = ("train.jsonl", "held_out.jsonl", "embeddings.npy")
@@ -105,4 +106,5 @@ class DemoFolder:
     def _list(self) -> None:
         names = [path.relative_to(self.out).as_posix() for path in self._files()]
         content = {"format": "sdo-demo", "format_version": 1, "files": names}
-        (self.out / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=1) + "\n"
+        write_atomically({self.out / MANIFEST: lambda file: file.write_text(text, encoding="utf-8")})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdo.cli.coherence import unique_names
 from sdo.cli.outputs import aligned, check_out_folder, make_folder
+from sdo.errors import InputError
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _HEADINGS = (
     *("name", "counted", "steps", "samples", "never", "min", "mean", "max", "Gini"),
     *("coverage", "half seen at", "90 % seen at"),
 )
+_OUTPUTS = ("exposure.json", "exposure.png", "coverage.png")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -52,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         found[name] = run_exposure(Run.open(path)) if path.is_dir() else plan_exposure(path)
     if args.out is not None:
         check_out_folder(args.out, overwrite=args.overwrite)
+        _keep_sources(args.out, args.sources)
         make_folder(args.out)
     entries = [{"name": name, **exposure_entry(one)} for name, one in found.items()]
     print(_table(entries))
@@ -66,6 +69,14 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         _write(args.out, entries, found)
     return 0
+
+
+def _keep_sources(out: Path, sources: list[Path]) -> None:
+    """Refuse a folder where a result would replace a plan or the record beside it."""
+    read = {file.resolve() for path in sources if path.is_file() for file in (path, path.with_suffix(".json"))}
+    for target in (out / name for name in _OUTPUTS):
+        if target.resolve() in read:
+            raise InputError(f"--out {out} would write over its own source {target}; expected another folder")
 
 
 def exposure_entry(found: Exposure) -> dict[str, Any]:
@@ -100,10 +111,11 @@ def _write(out: Path, entries: list[dict[str, Any]], found: dict[str, Exposure])
 
     content = {"format": "sdo-exposure", "format_version": 1, "entries": entries}
     text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    write_atomically({out / "exposure.json": lambda file: file.write_text(text, encoding="utf-8")})
-    save(exposure_histogram(found, title="How often samples were seen")[0], out / "exposure.png")
-    save(coverage_curves(found, title="Samples seen at least once")[0], out / "coverage.png")
-    print(f"written to {out}: exposure.json, exposure.png, coverage.png")
+    record, histogram, curves = (out / name for name in _OUTPUTS)
+    write_atomically({record: lambda file: file.write_text(text, encoding="utf-8")})
+    save(exposure_histogram(found, title="How often samples were seen")[0], histogram)
+    save(coverage_curves(found, title="Samples seen at least once")[0], curves)
+    print(f"written to {out}: {', '.join(_OUTPUTS)}")
 
 
 def _table(entries: list[dict[str, Any]]) -> str:

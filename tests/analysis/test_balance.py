@@ -6,6 +6,7 @@ from scipy.stats import binomtest, chi2_contingency
 
 from analysis.balance import LEVEL, _difference, cluster_balance, compare_balance
 from analysis.balance_metrics import LOWER, METRICS
+from analysis.questions import Units
 
 
 def answers(p, n, seed=0):
@@ -171,6 +172,14 @@ def test_singletons_alone():
     assert found.homogeneity.p is None
     assert "one distinct question" in found.homogeneity.reason
     assert found.small.all()
+
+
+@pytest.mark.parametrize("label", [[0, 0, 0, 0], [0, 1, 2, 3]])
+def test_log_odds_have_no_spread_without_a_latent_one(label):
+    assert cluster_balance([1, 0, 1, 1], label, resamples=99).logit is None
+    found = compare_balance([1, 0, 1, 1], [0, 0, 1, 1], label, resamples=99)
+    assert (found.logit.difference, found.logit.p, found.verdict) == (None, None, "undetermined")
+    assert found.logit.reason == "the metric is undefined in one of the runs"
 
 
 @pytest.mark.parametrize(("value", "undefined"), [(0.0, {"cv", "gini"}), (1.0, set())])
@@ -344,3 +353,13 @@ def test_thousands_of_clusters():
     assert found.metrics["spread"].latent_interval[0] == 0
     assert found.ranked_band.shape == (2, len(found.names))
     assert (np.diff(found.lorenz_band[1]) >= -1e-12).all()
+
+
+def test_means_of_duplicates_in_another_order_are_equal():
+    # 0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 in floating point.
+    a, b = np.tile([0.1, 0.2, 0.3], 12), np.tile([0.3, 0.2, 0.1], 12)
+    label, group = np.repeat([0, 1], 18), np.repeat(np.arange(12), 3)
+    assert (Units.of(a, label, group).score != Units.of(b, label, group).score).all()
+    found = compare_balance(a, b, label, group=group, resamples=99)
+    assert found.cluster_p.tolist() == [1, 1]
+    assert found.metrics["mean"].p == 1.0

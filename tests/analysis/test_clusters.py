@@ -271,6 +271,21 @@ def test_duplicates_are_the_connected_rows_of_a_cluster(seed):
     assert (found[labels < 0] == np.flatnonzero(labels < 0)).all()
 
 
+@pytest.mark.parametrize("block", [1, 40, 10**6])
+def test_many_near_duplicates_in_blocks_of_any_size(monkeypatch, block):
+    monkeypatch.setattr(clusters, "_BLOCK", block)
+    rng = np.random.default_rng(block)
+    # Chains along a circle: neighbours are near, the ends are not.
+    angle = np.sort(rng.random(60) * 4)
+    rows = np.stack([np.cos(angle), np.sin(angle)], axis=1)[rng.permutation(60)]
+    labels = rng.integers(-1, 2, 60)
+    embeddings = Embeddings.from_array(rows)
+    keys = text_keys([f"{n % 25}" for n in range(60)])
+    found = duplicate_groups(labels, embeddings=embeddings, text_keys=keys, threshold=0.998)
+    assert found.tolist() == slow_groups(labels.tolist(), embeddings.unit, keys.tolist(), 0.998)
+    assert 5 < len(np.unique(found[labels >= 0])) < (labels >= 0).sum()
+
+
 def test_equal_texts_of_two_clusters_are_no_duplicates():
     keys = text_keys(["same"] * 5)
     assert duplicate_groups(np.array([1, 0, 1, 0, -1]), text_keys=keys).tolist() == [0, 1, 0, 1, 4]

@@ -1,10 +1,12 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from analysis import Run, batch_coherence, run_locality
-from analysis.locality_study import Cloud, _with_band, locality_entry
+from analysis.locality import MatrixTest
+from analysis.locality_study import Cloud, _Picture, _with_band, locality_entry
 from analysis.sample_pairs import BinnedMean
 from sdo import SDO, Embeddings, InputError, Uniform
 
@@ -119,3 +121,32 @@ def test_the_band_is_that_of_the_re_draws_widened_about_its_middle():
     low, high = np.quantile(others[:, 0], [0.025, 0.975])
     assert (wide.low[0], wide.high[0]) == pytest.approx((middle - 1.5 * (middle - low), middle + 1.5 * (high - middle)))
     assert np.isnan(wide.low[1])  # 20 re-draws have no tail of 2.5 %
+
+
+def test_a_run_whose_steps_all_share_samples_keeps_its_other_numbers(tmp_path, make_planned):
+    """A matrix needs steps without a common sample; 64 samples in batches of 32 leave none."""
+    np.save(tmp_path / "E.npy", np.random.default_rng(3).normal(size=(64, 6)).astype(np.float32))
+    plan = SDO(Embeddings.read(tmp_path / "E.npy"), seed=5).plan(32)
+    steps = plan.batches(0, 100)
+    sharing = [len(np.intersect1d(steps[t], steps[s])) > 0 for t in range(100) for s in range(t)]
+    path = make_planned("run", plan, steps=100, sample_every=1).path
+    found = run_locality(Run.open(path), redraws=39)
+    one = found.signals["hidden"]
+    assert all(sharing)
+    assert (one.matrix.value, one.matrix.p) == (None, None)
+    assert "no pairs of steps without a common sample" in one.matrix.reason
+    assert "matrix" not in one.clouds
+    assert one.series.value is not None
+    assert one.slope.value is not None
+    json.dumps(locality_entry(found), allow_nan=False)
+
+
+def test_a_picture_without_points_is_empty():
+    picture = _Picture(MatrixTest(np.arange(4), np.random.default_rng(0).normal(size=(4, 3))))
+    every = np.triu_indices(4, 1)
+    none = SimpleNamespace(rows=every[0], columns=every[1], centroid=np.eye(4, dtype=np.float32))
+    some = SimpleNamespace(rows=every[0][1:], columns=every[1][1:], centroid=np.eye(4, dtype=np.float32))
+    observed = picture.of(none, -1)
+    cloud, others = picture.result(observed, [picture.of(none, 0), picture.of(some, 1), None])
+    assert len(cloud.x) == len(cloud.y) == len(cloud.binned.count) == len(cloud.binned.edges) == 0
+    assert others.shape == (2, 0)

@@ -94,6 +94,12 @@ def test_whole_floats_are_ids_and_strings_in_csv_stay_strings(tmp_path):
         ({"sample_id": float("nan"), "correct": 1}, "line 2: sample_id is missing"),
         ({"sample_id": True, "correct": 1}, "line 2: sample_id is True"),
         ({"sample_id": 1.5, "correct": 1}, "line 2: sample_id is 1.5"),
+        (
+            {"sample_id": 2**63, "correct": 1},
+            "line 2: sample_id is 9223372036854775808; expected an integer of 64 bits or a string; mend",
+        ),
+        ({"sample_id": -(2**63) - 1, "correct": 1}, "line 2: sample_id is -9223372036854775809; expected"),
+        ({"sample_id": 1e300, "correct": 1}, "line 2: sample_id is 1"),
         ({"correct": 1}, "line 2: no column 'sample_id'; columns there: 'correct'"),
         ({"sample_id": 1, "is_correct": 1}, "line 2: no column 'correct'; columns there: 'sample_id', 'is_correct'"),
         ({"sample_id": 0, "correct": 1}, "1 sample ids come more than once: 0; expected each question once; mend"),
@@ -221,3 +227,11 @@ def test_rows_by_key():
     assert predictions([1, 0], by_position=True).rows(3, embeddings).tolist() == [1, 0]
     with pytest.raises(InputError, match=r"'d'.*is not among the 3 ids"):
         predictions(["d"]).rows(3, embeddings)
+
+
+def test_ids_reach_to_the_ends_of_64_bits(tmp_path):
+    rows = [{"sample_id": one, "correct": 1} for one in (2**63 - 1, -(2**63))]
+    assert read_predictions(jsonl(tmp_path / "a.jsonl", rows)).ids.tolist() == [2**63 - 1, -(2**63)]
+    pq.write_table(pa.table({"sample_id": pa.array([2**63], type=pa.uint64()), "correct": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="sample_id is 9223372036854775808"):
+        read_predictions(tmp_path / "a.parquet")

@@ -142,3 +142,11 @@ def test_chunks_add_up():
     assert list(chunks(10, 2**22)) == [1] * 10
     assert sum(chunks(999, 70_000)) == 999
     assert list(chunks(5, 0)) == [5]
+
+
+def test_scores_that_differ_by_rounding_are_not_swapped():
+    one, other = Units.of([0.1 + 0.2, 1], [0, 0]), Units.of([0.3, 0], [0, 0])
+    assert one.score[0] != other.score[0]
+    (_, own), *_ = swapped(one, other, 400, generator(0, SWAP))
+    assert set((own.plain[:, 0] - 0.3).round(12).tolist()) == {0, 1}
+    assert len(np.unique(own.plain)) == 2

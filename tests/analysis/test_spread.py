@@ -97,6 +97,14 @@ def test_logit_spread_at_the_ends():
     assert value[3] == pytest.approx(1e-4 / 0.25, rel=1e-3)
 
 
+def test_an_undefined_spread_stays_undefined():
+    assert np.isnan(beta_shape([0.5, 0.0, 1.0], np.nan)).all()
+    assert np.isnan(logit_spread(0.5, np.nan))
+    found = underlying([0.5, 0.5], [np.nan, 0.0], 3)
+    assert np.isnan(found[0]).all()
+    assert (found[1] == 0.5).all()
+
+
 def test_underlying_accuracies_give_the_metrics_of_many_draws():
     mean, spread, C = 0.83, 0.12, 60
     a, b = (float(shape) for shape in beta_shape(mean, spread))

@@ -3,6 +3,7 @@ import io
 import itertools
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -296,6 +297,24 @@ def test_an_early_end_leaves_a_folder_that_can_be_overwritten(tmp_path, monkeypa
     folder.check(overwrite=True)
     with folder.claimed():
         assert [path.name for path in out.iterdir()] == ["demo.json"]
+
+
+def test_a_list_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    folder = DemoFolder(tmp_path)
+    with folder.claimed():
+        (tmp_path / "train.jsonl").write_text("{}")
+    before = (tmp_path / "demo.json").read_text()
+    whole = Path.write_text
+
+    def full(path, text, **options):
+        whole(path, text[:9], **options)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder._list()
+    assert {path.name for path in tmp_path.iterdir()} == {"train.jsonl", "demo.json"}
+    assert (tmp_path / "demo.json").read_text() == before
 
 
 @pytest.mark.parametrize(("compared", "reported"), [(1, 0), (0, 1)])

@@ -97,3 +97,29 @@ def test_help_has_an_example(capsys):
         call("--help")
     assert stop.value.code == 0
     assert "example: sdo exposure" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("epochs", [None, 3, [None], [{"pool": 3}], [{"organizer_epoch": None, "pool": 3}]])
+def test_a_record_that_is_none_is_refused(sources, capsys, epochs):
+    _, file, _ = sources
+    record = file.with_suffix(".json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"epochs": epochs}))
+    capsys.readouterr()
+    assert main(["exposure", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{record}: epochs is {json.dumps(epochs)}; expected a list" in error
+
+
+@pytest.mark.parametrize("name", ["exposure.parquet", "exposure.png", "coverage.png"])
+def test_results_do_not_replace_what_was_read(sources, tmp_path, name):
+    _, file, _ = sources
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    plan = file.rename(folder / name)
+    if plan.suffix == ".parquet":
+        file.with_suffix(".json").rename(plan.with_suffix(".json"))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InputError, match="would write over its own source"):
+        call(plan, "--out", folder, "--overwrite")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
