@@ -267,6 +267,13 @@ def _without_redraws(
             why = f"{reason}; nor are its steps recorded from 0 on, in batches of distinct samples"
             return Association(None, None, why, len(test.steps))
         draw = Draw.of(batches, epochs, test.steps, embeddings, steps_per_batch=each)
+        paired = np.flatnonzero(~np.isnan(draw.cosine))
+        if isinstance(test, SeriesTest) and len(paired) < len(draw):  # a step may train completions of one prompt only
+            if len(paired) < 2:
+                why = f"{len(paired)} steps with two different samples that have an embedding; two are needed"
+                return Association(None, None, why, len(paired))
+            test = SeriesTest(test.steps[paired], test.coherence[paired])
+            draw = Draw.of(batches, epochs, test.steps, embeddings, steps_per_batch=each)
     outcome: Association = test.result(test.of(test.design(draw), -1), [])
     return outcome if outcome.value is None else replace(outcome, reason=reason)
 

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import Run, compare_seeds, pair_runs, run_exposure, run_locality
+from analysis.locality import SeriesDesign, SeriesTest
 from analysis.overview import within_batch_embedding_cosine
 from analysis.recorded import exposed_batches, recorded_batches, sample_scores, steps_per_batch
 from analysis.redraw import Draw, recorded_plan
@@ -138,6 +139,32 @@ def test_several_steps_a_generation_batch_have_numbers_and_no_p(make_generated, 
         assert part.p is None
         assert part.reason
     assert one.matrix.reason == found.reason
+
+
+def test_the_number_of_a_series_is_of_steps_with_two_prompts(make_generated, plan):
+    embeddings = plan.organizer.embeddings
+    two = SDO(embeddings, seed=5).plan(2)
+    run = Run.open(make_generated("run", two, steps=112, each=4, generations=4, effect=3.0).path)
+    _, batches, epochs = recorded_batches(run)
+    usable = np.array([step for step, ids in enumerate(batches) if len(ids) == 2])
+    assert 3 < len(usable) < 112
+    found = run_locality(run, redraws=39).signals["hidden"]
+    coherence = found.coherence[np.isin(found.step, usable)]
+    values = [
+        SeriesTest(usable, coherence).of(
+            SeriesDesign(Draw.of(batches, epochs, usable, embeddings, steps_per_batch=n)), -1
+        )[0]
+        for n in (4, 1)
+    ]
+    assert found.series.value == pytest.approx(values[0])
+    assert values[0] != pytest.approx(values[1])
+    assert found.series.steps == len(usable)
+    assert "4 optimizer steps train from each batch" in found.series.reason
+    single = SDO(embeddings, seed=5).plan(1)
+    run = Run.open(make_generated("single", single, steps=40, each=2).path)
+    series = run_locality(run, redraws=39).signals["hidden"].series
+    assert (series.value, series.p) == (None, None)
+    assert "0 steps with two different samples" in series.reason
 
 
 def test_a_draw_of_uneven_batches_counts_generation_batches():
