@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.estimates import Estimate
-from analysis.redraw import recorded_batches
+from analysis.recorded import exposed_batches, steps_per_batch
 from analysis.runs import Run
 from sdo.errors import InputError
 
@@ -90,12 +90,14 @@ def gini(values: ArrayLike) -> Estimate:
 def run_exposure(run: Run) -> Exposure:
     """Return the exposures of a run: of the batches in its ``steps/``.
 
+    A prompt of GRPO or RLOO is exposed once a generation batch.
+
     Raises
     ------
     InputError
         The run recorded no steps with sample ids.
     """
-    steps, batches, epochs = recorded_batches(run)
+    steps, batches, epochs = exposed_batches(run)
     if not any(map(len, batches)):
         raise InputError(f"{run.path}: no recorded step has sample ids, so that there is no exposure to show")
     table = run.exposure()
@@ -122,10 +124,11 @@ def run_exposure(run: Run) -> Exposure:
         counted[np.searchsorted(names, sample[last])] = trained[last]
         difference = int(exposure.times.sum() - counted.sum())
         if not np.array_equal(exposure.times, counted) and int(epochs.max()) == int(epoch.max()):
+            unfinished = "a generation batch that was not finished, " if steps_per_batch(run) > 1 else ""
+            compared = "fewer" if difference > 0 else "more"
             notes.append(
-                f"the ledger in exposure/ counts {abs(difference)} exposures "
-                f"{'fewer' if difference > 0 else 'more'} than the steps hold: updates that were skipped, or a run "
-                "that broke off; shown are the steps"
+                f"the ledger in exposure/ counts {abs(difference)} exposures {compared} than the steps hold: "
+                f"{unfinished}updates that were skipped, or a run that broke off; shown are the steps"
             )
     return Exposure(exposure.times, exposure.step, exposure.distinct, pools, "trained", tuple(notes))
 

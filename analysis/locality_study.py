@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from analysis.coherence import batch_coherence
 from analysis.locality import MatrixDesign, MatrixTest, SeriesDesign, SeriesTest
-from analysis.redraw import Draw, Redraws, find_embeddings, recorded_batches, recorded_plan
+from analysis.recorded import Recorded, recorded_batches, steps_per_batch
+from analysis.redraw import Draw, Redraws, find_embeddings, recorded_plan
 from analysis.redraw_tests import MIN_STEPS, Association, RedrawTest, run_tests, thin
 from analysis.runs import Run
 from analysis.sample_pairs import BinnedMean, SamplePairs, Slope, binned_pairs, pair_slope, pairs_within_steps
@@ -143,8 +144,16 @@ def run_locality(
     )
     source: Redraws | None = None
     reason = None
+    each = steps_per_batch(run)
     try:
-        source = Redraws(recorded_plan(run, matrix), matrix)
+        plan = recorded_plan(run, matrix)
+        if each == 1:
+            source = Redraws(plan, matrix)
+        else:
+            reason = (
+                f"{each} optimizer steps train from each batch of the plan: a step is no batch of its own, so that "
+                "another draw of the plan is no valid comparison"
+            )
     except InputError as error:
         reason = str(error)
     if redraws < 1:
@@ -167,7 +176,7 @@ def run_locality(
             else:
                 few = f"{len(test.steps)} steps; the test was found valid from {MIN_STEPS} steps on"
                 why = few if reason is None else reason
-                found[which] = _without_redraws(test, source, (steps, batches, epochs), matrix, why)
+                found[which] = _without_redraws(test, source, (steps, batches, epochs), each, matrix, why)
         results[name] = part.result(found, pictures)
     return RunLocality(steps, cosine, results, redraws if compared else 0, reason)
 
@@ -242,7 +251,8 @@ class _Parts:
 def _without_redraws(
     test: RedrawTest,
     source: Redraws | None,
-    recorded: tuple[NDArray[np.int64], list[NDArray[np.int64]], NDArray[np.int64]],
+    recorded: Recorded,
+    each: int,
     embeddings: Embeddings,
     reason: str,
 ) -> Association:
@@ -252,11 +262,18 @@ def _without_redraws(
         draw = source.draws(-1, [test.steps])[0]
     else:
         # Exposure so far is known where steps are recorded from 0 on.
-        whole = np.array_equal(steps, np.arange(len(steps))) and len({len(ids) for ids in batches}) == 1
+        whole = np.array_equal(steps, np.arange(len(steps))) and all(map(len, batches))
         if not whole or any(len(np.unique(ids)) < len(ids) for ids in batches):
-            why = f"{reason}; nor are its steps recorded from 0 on, in batches of one size and distinct samples"
+            why = f"{reason}; nor are its steps recorded from 0 on, in batches of distinct samples"
             return Association(None, None, why, len(test.steps))
-        draw = Draw.of(np.stack(batches), epochs, test.steps, embeddings)
+        draw = Draw.of(batches, epochs, test.steps, embeddings, steps_per_batch=each)
+        paired = np.flatnonzero(~np.isnan(draw.cosine))
+        if isinstance(test, SeriesTest) and len(paired) < len(draw):  # a step may train completions of one prompt only
+            if len(paired) < 2:
+                why = f"{len(paired)} steps with two different samples that have an embedding; two are needed"
+                return Association(None, None, why, len(paired))
+            test = SeriesTest(test.steps[paired], test.coherence[paired])
+            draw = Draw.of(batches, epochs, test.steps, embeddings, steps_per_batch=each)
     outcome: Association = test.result(test.of(test.design(draw), -1), [])
     return outcome if outcome.value is None else replace(outcome, reason=reason)
 

@@ -15,7 +15,8 @@ import numpy as np
 from analysis.coherence import BatchCoherence, StepSummary, batch_coherence, mean_pairwise_cosine
 from analysis.estimates import Estimate, describe
 from analysis.gram import gram_matrix, gram_measures
-from analysis.redraw import find_embeddings, recorded_batches
+from analysis.recorded import recorded_batches
+from analysis.redraw import find_embeddings
 from analysis.runs import GradientRows, Run
 from sdo.errors import InputError
 

@@ -16,6 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from analysis.recorded import recorded_batches, steps_per_batch
 from analysis.runs import Run
 from sdo import SDO, Embeddings, Uniform
 from sdo.errors import InputError
@@ -56,31 +57,44 @@ class Draw:
 
     @classmethod
     def of(
-        cls, batches: NDArray[np.int64], epoch: NDArray[np.int64], steps: NDArray[np.int64], embeddings: Embeddings
+        cls,
+        batches: NDArray[np.int64] | Sequence[NDArray[np.int64]],
+        epoch: NDArray[np.int64],
+        steps: NDArray[np.int64],
+        embeddings: Embeddings,
+        *,
+        steps_per_batch: int = 1,
     ) -> Draw:
         """Describe the batches of some steps.
 
         Parameters
         ----------
         batches
-            (S, B) rows of the embeddings, distinct within a batch, from step 0 on.
+            (S, B) rows of the embeddings, distinct within a batch, from step 0 on; or S arrays, none empty.
         epoch
             (S,) organizer epoch of each step.
         steps
             (T,) ascending steps below S, those whose gradients are there.
         embeddings
             The N rows.
+        steps_per_batch
+            Steps that train from one generation batch, in which a sample is exposed once.
         """
-        B = batches.shape[1]
-        seen = _seen_before(batches)
-        chosen = batches[steps]
-        T = len(steps)
+        sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
+        flat = np.concatenate(list(batches))
+        place_step = np.repeat(np.arange(len(sizes)), sizes)
+        seen = _seen_before(flat, place_step // steps_per_batch)
+        T, size = len(steps), sizes[steps]
+        ends = np.concatenate([[0], np.cumsum(size)])
+        # Places of the chosen steps: where each of them begins, and on from there.
+        places = np.repeat((np.cumsum(sizes) - sizes)[steps] - ends[:-1], size) + np.arange(ends[-1])
+        chosen, row = flat[places], np.repeat(np.arange(T), size)
         used, place = np.unique(chosen, return_inverse=True)
-        incidence = sp.csr_array((np.ones(T * B), place.ravel(), np.arange(0, T * B + 1, B)), shape=(T, len(used)))
+        incidence = sp.csr_array((np.ones(len(chosen)), place, ends), shape=(T, len(used)))
         unit = embeddings.unit[used].astype(np.float64)
         total = np.asarray(incidence @ unit)
         square = np.einsum("ij,ij->i", total, total)
-        count = embeddings.valid[chosen].sum(axis=1)
+        count = np.bincount(row, embeddings.valid[chosen], minlength=T)
         own = np.asarray(incidence @ np.einsum("ij,ij->i", unit, unit))
         cosine = np.full(T, np.nan)
         np.divide(square - own, count * (count - 1), out=cosine, where=count > 1)
@@ -91,8 +105,10 @@ class Draw:
             organizer_epoch=np.asarray(epoch, dtype=np.int64)[steps],
             cosine=cosine,
             centroid=(total / length[:, None]).astype(np.float32),
-            exposure=np.stack([seen[steps].mean(axis=1), np.log1p(seen[steps]).mean(axis=1)], axis=1),
-            sharing=_sharing(chosen),
+            exposure=np.stack(
+                [np.bincount(row, u, minlength=T) / size for u in (seen[places], np.log1p(seen[places]))], axis=1
+            ),
+            sharing=_sharing(chosen, row, T),
         )
 
 
@@ -173,18 +189,6 @@ def find_embeddings(run: Run, given: Path | None = None) -> Embeddings:
     return embeddings
 
 
-def recorded_batches(run: Run) -> tuple[NDArray[np.int64], list[NDArray[np.int64]], NDArray[np.int64]]:
-    """Return the recorded steps (S,), the sample ids of each, and the organizer epoch (S,), -1 where there is none."""
-    table = run.steps()
-    ids = [np.array(row or [], dtype=np.int64) for row in table.column("sample_ids").to_pylist()]
-    epoch = [-1 if value is None else value for value in table.column("organizer_epoch").to_pylist()]
-    return (
-        np.array(table.column("step").to_pylist(), dtype=np.int64),
-        ids,
-        np.array(epoch, dtype=np.int64),
-    )
-
-
 def recorded_plan(run: Run, embeddings: Embeddings) -> Plan:
     """Return the plan that a run trained, made again from run.json and checked against the recorded batches.
 
@@ -200,6 +204,10 @@ def recorded_plan(run: Run, embeddings: Embeddings) -> Plan:
     InputError
         The run had no organizer, or its plan cannot be made again: other samples, another version of the plan, or
         batches that are not the plan's.
+
+    Notes
+    -----
+    Where several steps train from one batch of the plan, each may train some of its prompts only.
     """
     noted = run.info.get("organizer")
     if not noted:
@@ -222,8 +230,11 @@ def recorded_plan(run: Run, embeddings: Embeddings) -> Plan:
     if difference:
         raise InputError(f"the plan of {run.path} cannot be made again: {difference}")
     steps, batches, _ = recorded_batches(run)
+    each = steps_per_batch(run)
     for step, ids in zip(steps.tolist(), batches, strict=True):
-        if len(ids) and not np.array_equal(np.sort(ids), np.sort(plan.batch(step))):
+        planned = plan.batch(step // each)
+        alike = np.array_equal(np.sort(ids), np.sort(planned)) if each == 1 else np.isin(ids, planned).all()
+        if len(ids) and not alike:
             raise InputError(f"{run.path}: step {step} did not train the batch that its plan gives")
     return plan
 
@@ -232,23 +243,22 @@ def _digest(ids: NDArray[np.int64]) -> str:
     return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
 
 
-def _seen_before(batches: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each place (S, B) how often its sample stands in earlier steps."""
-    flat = batches.ravel()
-    order = np.argsort(flat, kind="stable")
-    ordered = flat[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    sizes = np.diff(np.append(starts, len(flat)))
-    seen = np.empty(len(flat), dtype=np.int64)
-    seen[order] = np.arange(len(flat)) - np.repeat(starts, sizes)
-    return seen.reshape(batches.shape)
+def _seen_before(samples: NDArray[np.int64], batch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each of (n,) places, ascending by batch, how many earlier batches hold its sample."""
+    order = np.argsort(samples, kind="stable")
+    starts = np.flatnonzero(np.diff(samples[order], prepend=-1))
+    fresh = np.diff(batch[order], prepend=-1) != 0
+    fresh[starts] = True
+    count = np.cumsum(fresh)
+    seen = np.empty(len(samples), dtype=np.int64)
+    seen[order] = count - np.repeat(count[starts], np.diff(np.append(starts, len(samples))))
+    return seen
 
 
-def _sharing(batches: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the pairs t < s of batches (T, B) that have a sample in common, each once."""
-    T, B = batches.shape
-    order = np.argsort(batches.ravel(), kind="stable")
-    ids, step = batches.ravel()[order], order // B
+def _sharing(samples: NDArray[np.int64], row: NDArray[np.int64], T: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the pairs t < s of T batches that have a sample in common, each once; `row` says whose a sample is."""
+    order = np.argsort(samples, kind="stable")
+    ids, step = samples[order], row[order]
     found = []
     # A sample that stands in n batches makes pairs at distances 1 to n - 1 in the sorted list.
     distance = 1

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from analysis.recorded import sample_scores
 from analysis.runs import Run
 from sdo.errors import InputError
 
@@ -156,14 +157,9 @@ def pair_runs(baseline: Sequence[Run], against: Sequence[Run]) -> Pairing:
 
 
 def scores_of(run: Run) -> dict[str, dict[int, dict[int, float]]]:
-    """Return a run's evaluations: measure -> step -> sample id -> score; scores that are null are left out."""
-    table = run.evaluations()
-    found: dict[str, dict[int, dict[int, float]]] = {}
-    columns = (table.column(name).to_pylist() for name in ("name", "step", "sample_id", "score"))
-    for name, step, sample, score in zip(*columns, strict=True):
-        if score is not None and np.isfinite(score):
-            found.setdefault(name, {}).setdefault(step, {})[sample] = score
-    return found
+    """Return a run's evaluations: measure -> step -> sample id -> score, see `sample_scores`; no step is empty."""
+    every = {name: {step: one for step, one in steps.items() if one} for name, steps in sample_scores(run).items()}
+    return {name: steps for name, steps in every.items() if steps}
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from analysis.drawing import COLOURS, figure_of, message, plain_text, running_mean
+from analysis.recorded import exposed_batches, sample_scores
 from analysis.runs import Run
 
 
@@ -25,9 +29,12 @@ class Training:
     step
         (T,) int64.
     loss
-        (T,) float64, nats a trained token; NaN where it is not known.
+        (T,) float64; NaN where it is not known.
     distinct, samples, tokens
-        (T,) int64, after each step: different samples seen, samples seen with repetition, tokens that carried a loss.
+        (T,) int64, after each step: different samples seen; samples seen with repetition, a prompt of GRPO or RLOO once
+        a generation batch; tokens that carried a loss.
+    meaning
+        What the loss is, in the words of run.json; None where it does not say.
     """
 
     step: NDArray[np.int64]
@@ -35,6 +42,7 @@ class Training:
     distinct: NDArray[np.int64]
     samples: NDArray[np.int64]
     tokens: NDArray[np.int64]
+    meaning: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +67,7 @@ class Evaluation:
 def training(run: Run) -> Training:
     """Return a run's losses and what it had seen by each step; T is 0 for a run without steps."""
     table = run.steps()
-    batches = [np.asarray(ids or [], dtype=np.int64) for ids in table.column("sample_ids").to_pylist()]
+    _, batches, _ = exposed_batches(run)
     flat = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
     first = np.zeros(len(flat), dtype=np.int64)
     first[np.unique(flat, return_index=True)[1]] = 1
@@ -72,30 +80,51 @@ def training(run: Run) -> Training:
         distinct=np.concatenate([[0], np.cumsum(first)])[ends],
         samples=ends,
         tokens=np.cumsum(np.asarray([n or 0 for n in table.column("tokens").to_pylist()], dtype=np.int64)),
+        meaning=_meaning_of_loss(run),
     )
 
 
+def _meaning_of_loss(run: Run) -> str | None:
+    meaning = run.info.get("meaning")
+    words = meaning.get("loss") if isinstance(meaning, dict) else None
+    return words if isinstance(words, str) and words else None
+
+
+def loss_label(runs: Iterable[Training]) -> str:
+    """Return what the loss of some runs is, in a few words: those of run.json without how it was averaged.
+
+    Examples
+    --------
+    >>> nothing = np.zeros(0)
+    >>> loss_label([Training(nothing, nothing, nothing, nothing, nothing, "DPO's loss, mean over a micro-batch")])
+    "training loss: DPO's loss"
+    """
+    meanings = {one.meaning for one in runs}
+    if len(meanings) > 1:
+        return "training loss, of different kinds"
+    known = next(iter(meanings), None)
+    if known is None:
+        return "training loss"
+    return f"training loss: {re.split(', (?=mean |summed )', known, maxsplit=1)[0]}"
+
+
 def evaluations(run: Run) -> dict[str, Evaluation]:
-    """Return the mean score of each of a run's evaluations, by the name of the measure.
+    """Return the mean score over samples of each of a run's evaluations, by the name of the measure.
 
     Examples
     --------
     >>> evaluations(Run.open("runs/sdo"))["held-out loss"].mean  # doctest: +SKIP
     array([2.31, 1.42, 1.01])
     """
-    table = run.evaluations()
-    names = np.asarray(table.column("name").to_pylist(), dtype=object)
-    steps = np.asarray(table.column("step").to_pylist(), dtype=np.int64)
-    scores = np.array([np.nan if s is None else s for s in table.column("score").to_pylist()], dtype=np.float64)
     found = {}
-    for name in sorted(set(names.tolist())):
-        mine = names == name
-        step, place = np.unique(steps[mine], return_inverse=True)
-        known = np.isfinite(scores[mine])
-        count = np.bincount(place[known], minlength=len(step))
-        total = np.bincount(place[known], weights=scores[mine][known], minlength=len(step))
-        mean = np.divide(total, count, out=np.full(len(step), np.nan), where=count > 0)
-        found[str(name)] = Evaluation(step, mean, count.astype(np.int64))
+    for name, steps in sorted(sample_scores(run).items()):
+        means = [math.fsum(one.values()) / len(one) if one else np.nan for one in steps.values()]
+        counts = [len(one) for one in steps.values()]
+        found[name] = Evaluation(
+            step=np.array(list(steps), dtype=np.int64),
+            mean=np.array(means, dtype=np.float64),
+            count=np.array(counts, dtype=np.int64),
+        )
     return found
 
 
@@ -117,7 +146,8 @@ def loss_curves(runs: Mapping[str, Training], *, title: str = "", ax: Axes | Non
     """
     lines = {name: (one.step[np.isfinite(one.loss)], one.loss[np.isfinite(one.loss)]) for name, one in runs.items()}
     figure, axes = _curves(lines, dots=".", smooth=True, empty="no step has a loss", title=title, ax=ax)
-    axes.set_ylabel("training loss, nats a token")
+    shown = (one for one in runs.values() if np.isfinite(one.loss).any())
+    axes.set_ylabel(textwrap.fill(plain_text(loss_label(shown), 100), 40, break_on_hyphens=False))
     return figure, axes
 
 

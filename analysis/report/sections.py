@@ -16,7 +16,7 @@ from analysis.overview import batch_coherence_overview, run_overview, sketch_che
 from analysis.plots import batch_coherence_series, coherence_heat_maps
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
 from analysis.runs import Run
-from analysis.training import Evaluation, Training, evaluation_curves, evaluations, loss_curves, training
+from analysis.training import Evaluation, Training, evaluation_curves, evaluations, loss_curves, loss_label, training
 
 _VERSIONS = ("sdo-toolkit", "torch", "transformers", "trl", "numpy", "python")
 
@@ -102,7 +102,9 @@ def training_section(material: Material) -> Section | Absent:
     head = ("run", "organizer", "steps", "samples", "distinct", "tokens", "loss, first tenth", "loss, last tenth")
     notes = ("Losses are means over a tenth of the steps, each over other samples; held-out scores compare runs.",)
     figure, _ = loss_curves(went)
-    pictures = [Picture.of(figure, alt="Training loss over the steps, a line a run.", caption="Training loss.")]
+    label = loss_label(one for one in went.values() if np.isfinite(one.loss).any())
+    caption = f"{label[0].upper()}{label[1:]}."
+    pictures = [Picture.of(figure, alt="Training loss over the steps, a line a run.", caption=caption)]
     tables = [Table(head, tuple(rows), "What each run trained on", texts=2, notes=notes)]
     measures = sorted({measure for name in material.runs for measure in material.evaluations(name)})
     for measure in measures:
@@ -111,7 +113,7 @@ def training_section(material: Material) -> Section | Absent:
         pictures.append(picture)
         for name, values in entry.items():
             data[name].setdefault("evaluations", {})[measure] = values
-    words = [_repetition(went)]
+    words = [_repetition(went), _different_losses(went)]
     if not measures:
         words.append("No run was evaluated on held-out samples; an eval_dataset gives losses that can be compared.")
     return Section(tuple(w for w in words if w), tuple(tables), tuple(pictures), data={"runs": data})
@@ -153,6 +155,18 @@ def _repetition(went: Mapping[str, Training]) -> str:
         f"{fewest} saw {seen[fewest][0]} different samples, {most} {seen[most][0]}: at equal steps they had different "
         "amounts of different data, which belongs beside every comparison of their losses."
     )
+
+
+def _different_losses(went: Mapping[str, Training]) -> str:
+    """Say what the runs' losses are where they are not the same thing."""
+    kinds: dict[str, list[str]] = {}
+    for name, one in went.items():
+        if np.isfinite(one.loss).any():
+            kinds.setdefault(one.meaning or "a loss that run.json does not describe", []).append(name)
+    if len(kinds) < 2:
+        return ""
+    named = "; ".join(f"in {join(names)} {words}" for words, names in kinds.items())
+    return f"The runs' training losses are different things and cannot be compared: {named}."
 
 
 def _evaluation(material: Material, measure: str) -> tuple[Table, Picture, dict[str, Any]]:

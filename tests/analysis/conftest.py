@@ -165,6 +165,42 @@ def write_planned(path, plan, *, steps, effect=0.0, k=12, seed=0, sample_every=2
     return writer
 
 
+def write_generated(path, plan, *, steps, each, generations=3, iterations=1, effect=0.0, k=12, seed=0, **info):
+    """Write a GRPO run of a plan: a batch of prompts serves `each` optimizer steps, which train its completions.
+
+    Its completions are shuffled and gone through `iterations` times; `exposure/` counts a prompt once a batch.
+    """
+    rng = np.random.default_rng(seed)
+    embeddings = plan.organizer.embeddings
+    trainer = {"steps_per_batch": each, "num_generations": generations, "num_iterations": iterations}
+    trainer |= {"steps_per_generation": each // iterations, "gradient_accumulation_steps": 1}
+    described = {"organizer": {**plan.describe(), "fingerprint": plan.fingerprint}, "trainer": trainer}
+    described["embeddings"] = {"path": str(embeddings.path), "fingerprint": embeddings.fingerprint}
+    writer = RunWriter(Path(path), {"hidden": k}).info(**{**described, **info})
+    turn = rng.normal(size=(embeddings.dim, k))
+    parts = each // iterations
+    trained = []
+    for batch in range(-(-steps // each)):
+        completions = rng.permutation(np.repeat(plan.batch(batch), generations))
+        trained += [part for _ in range(iterations) for part in np.array_split(completions, parts)]
+    writer.steps(0, steps - 1, trained[:steps])
+    rows = []
+    for step, ids in enumerate(trained[:steps]):
+        every = effect * embeddings.unit[ids] @ turn + rng.normal(size=(len(ids), k))
+        rows.append({"step": step, "kind": "step", "sample_ids": ids.tolist(), "sketch": every.mean(axis=0)})
+        rows += [
+            {"step": step, "kind": "sample", "sample_ids": [i], "sketch": g}
+            for i, g in zip(ids.tolist(), every, strict=True)
+        ]
+    writer.gradients("hidden", rows, 0, steps - 1)
+    counts = plan.counts(-(-steps // each)).tolist()
+    n = len(counts)
+    columns = {"organizer_epoch": [0] * n, "sample_id": plan.ids.tolist(), "planned": counts, "trained": counts}
+    (writer.path / "exposure").mkdir()
+    pq.write_table(pa.table({**columns, "in_pool": [True] * n}), writer.path / "exposure" / "part-00000.parquet")
+    return writer
+
+
 @pytest.fixture
 def make_run(tmp_path):
     """Return a function that starts a run folder below tmp_path."""
@@ -181,3 +217,9 @@ def make_training(tmp_path):
 def make_planned(tmp_path):
     """Return a function that writes a run of a plan below tmp_path."""
     return lambda name, plan, **options: write_planned(tmp_path / name, plan, **options)
+
+
+@pytest.fixture
+def make_generated(tmp_path):
+    """Return a function that writes a GRPO run of a plan below tmp_path."""
+    return lambda name, plan, **options: write_generated(tmp_path / name, plan, **options)

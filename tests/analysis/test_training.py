@@ -5,7 +5,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis import Run
-from analysis.training import evaluation_curves, evaluations, loss_curves, training
+from analysis.training import Training, evaluation_curves, evaluations, loss_curves, loss_label, training
+from diagnostics.kinds import PLAIN, SUPPORTED
 
 
 @pytest.fixture
@@ -66,3 +67,32 @@ def test_curves_leave_out_what_is_not_known(run):
     own = Figure().subplots()
     assert evaluation_curves({"r": evaluations(run)["b"]}, "b", ax=own)[1] is own
     assert "nothing to draw" in own.texts[0].get_text()
+
+
+def test_the_loss_has_the_words_of_run_json(make_run):
+    def went(name, **info):
+        writer = make_run(name).info(**info)
+        writer.steps(0, 2, [[0], [1], [2]])
+        return training(Run.open(writer.path))
+
+    plain, dpo = (went(n, meaning={"loss": words}) for n, words in (("a", PLAIN.loss), ("b", "DPO's loss, mean over")))
+    silent = [went("c"), went("d", meaning=None), went("e", meaning={"loss": 3})]
+    assert plain.meaning == PLAIN.loss
+    assert [one.meaning for one in silent] == [None] * 3
+    assert loss_label(silent) == "training loss"
+    assert loss_label([plain, plain]) == "training loss: mean negative log-likelihood per trained token, nats"
+    assert loss_label([dpo]) == "training loss: DPO's loss"
+    assert loss_label([plain, dpo]) == loss_label([plain, silent[0]]) == "training loss, of different kinds"
+    assert loss_curves({"b": dpo})[1].get_ylabel() == "training loss: DPO's loss"
+    assert loss_curves({"c": silent[0]})[1].get_ylabel() == "training loss"
+    lines = loss_curves({"a": plain})[1].get_ylabel().split("\n")
+    assert " ".join(lines) == loss_label([plain])
+    assert max(map(len, lines)) <= 40
+
+
+@pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.trainer)
+def test_labels_of_every_trainer_are_short(kind):
+    nothing = np.zeros(0)
+    label = loss_label([Training(nothing, nothing, nothing, nothing, nothing, kind.describe()["loss"])])
+    assert len("training loss: ") < len(label) < 80
+    assert "micro-batch" not in label

@@ -131,6 +131,17 @@ def test_what_is_missing_is_named(make_run):
     assert report.failed == ()
 
 
+def test_runs_whose_losses_are_different_things_are_said(make_training):
+    words = {"a": "nats", "b": "DPO's <b>loss</b>, mean over pairs", "c": "nats"}
+    runs = {name: Run.open(make_training(name, meaning={"loss": text}).path) for name, text in words.items()}
+    shown = Page(build_report(runs).html).words
+    assert "different things and cannot be compared: in a and c nats; in b DPO's <b>loss</b>, mean over pairs." in shown
+    assert "Training loss, of different kinds." in shown
+    shown = Page(build_report({name: runs[name] for name in ("a", "c")}).html).words
+    assert "cannot be compared" not in shown
+    assert "Training loss: nats." in shown
+
+
 def test_one_run_is_described_and_not_judged(runs):
     findings = build_report({"sdo": runs["sdo"]}).numbers["verdict"]
     assert [finding["tone"] for finding in findings] == ["plain"]
