@@ -107,7 +107,7 @@ class GenerationSampler(OrganizedSampler):
     >>> layout = GenerationLayout(prompts=2, num_generations=2, steps_per_generation=1, num_iterations=2,
     ...                           gradient_accumulation_steps=1)
     >>> list(GenerationSampler(Uniform(3, seed=1).plan(batch_size=2), layout=layout))
-    [2, 2, 0, 0, 2, 2, 0, 0, 1, 1, 2, 2, 1, 1, 2, 2]
+    [0, 0, 2, 2, 0, 0, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]
     """
 
     def __init__(
