@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from analysis.balance import LEVEL
 from analysis.balance_metrics import lorenz_curves
 from analysis.balance_results import SMALL, Balance, BalanceComparison
-from analysis.drawing import COLOURS, figure_of, message, plain_text
+from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text
 
 ROWS = 40  # clusters named in one picture
 _BAND = "#b5b5b5"
@@ -308,15 +308,4 @@ def _plain(axes: Axes) -> None:
 
 def _legend_below(axes: Axes, handles: Sequence[Any], texts: Sequence[str]) -> None:
     """Put a legend under the axes, at a distance in points, whatever their height."""
-    legend = axes.legend(
-        handles,
-        [str(number) for number in range(len(handles))],
-        loc="upper left",
-        bbox_to_anchor=(0.0, 0.0),
-        borderaxespad=4.4,
-        frameon=False,
-        fontsize="small",
-    )
-    # Set afterwards: a legend refuses labels that begin with an underscore.
-    for text, shown in zip(legend.get_texts(), texts, strict=True):
-        text.set_text(shown)
+    named_legend(axes, handles, texts, loc="upper left", bbox_to_anchor=(0.0, 0.0), borderaxespad=4.4)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -100,6 +101,16 @@ def message(axes: Axes, text: str) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color="#444444")
+
+
+def named_legend(axes: Axes, handles: Sequence[Any], names: Sequence[str], **place: Any) -> None:
+    """Add a legend whose names are drawn as they are; `place` goes to matplotlib."""
+    legend = axes.legend(
+        list(handles), [str(number) for number in range(len(handles))], frameon=False, fontsize="small", **place
+    )
+    # Set afterwards: a legend refuses labels that begin with an underscore.
+    for text, shown in zip(legend.get_texts(), names, strict=True):
+        text.set_text(shown)
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

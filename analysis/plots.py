@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.coherence import BatchCoherence, CoherenceBlocks
-from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean
+from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text, root_figure, running_mean
 
 MAX_CELLS = 256
 UNDEFINED_GREY = "#8c8c8c"
@@ -262,18 +262,8 @@ def batch_coherence_series(
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    legend = axes.legend(
-        handles,
-        [str(number) for number in range(len(handles))],
-        loc="upper left",
-        bbox_to_anchor=(0.0, -0.16),
-        frameon=False,
-        fontsize="small",
-        borderaxespad=0.0,
-    )
-    # Set afterwards: a legend refuses labels that begin with an underscore.
-    for text, shown in zip(legend.get_texts(), labels, strict=True):
-        text.set_text(shown)
+    place = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
+    named_legend(axes, handles, labels, **place)
     return figure, axes
 
 

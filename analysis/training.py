@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from analysis.drawing import COLOURS, figure_of, message, plain_text, running_mean
+from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text, running_mean
 from analysis.recorded import exposed_batches, sample_scores
 from analysis.runs import Run
 
@@ -205,13 +205,5 @@ def _curves(
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    name_lines(axes, handles, labels)
+    named_legend(axes, handles, labels)
     return figure, axes
-
-
-def name_lines(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """Put a legend into the axes; set afterwards, since a legend refuses labels that begin with an underscore."""
-    numbered = [str(number) for number in range(len(handles))]
-    legend = axes.legend(list(handles), numbered, frameon=False, fontsize="small")
-    for text, shown in zip(legend.get_texts(), labels, strict=True):
-        text.set_text(shown)
