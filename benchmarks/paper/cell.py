@@ -1,0 +1,136 @@
+"""One cell: its run file for ``sdo sft`` (or dpo, grpo), its training, and its figures as a small JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.paper.material import Material
+from benchmarks.paper.settings import Cell, Setting, merged
+from sdo.checkpoints import last_checkpoint
+from sdo.files import write_atomically
+
+RESULTS = Path(__file__).parent / "results"
+_VERSIONS = ("torch", "transformers", "trl", "accelerate", "numpy")
+
+
+def result_file(setting: Setting, cell: Cell, results: Path = RESULTS) -> Path:
+    """Return where the figures of a cell are kept."""
+    return results / setting.label / f"{cell.name}.json"
+
+
+def run_file(setting: Setting, cell: Cell, material: Material, work: Path) -> dict[str, Any]:
+    """Return what the training command is given, the same that a user would write.
+
+    Parameters
+    ----------
+    work
+        Folder of this setting's runs.
+    """
+    steps = int(setting.run["max_steps"])
+    decided = {
+        "model_name_or_path": material.model,
+        "dataset_name": str(material.folder.resolve()),
+        "output_dir": str(work / f"{cell.name}-output"),
+        "seed": cell.seed,
+        "eval_strategy": "steps",
+        "eval_steps": -(-steps // setting.checkpoints),
+        "eval_on_start": True,
+        "organizer": {"embeddings": str((material.folder / "embeddings.npy").resolve()), **cell.organizer},
+        "recorder": {"out": str(work / cell.name)},
+    }
+    return merged(setting.run, decided)
+
+
+def train(setting: Setting, cell: Cell, material: Material, work: Path) -> Path:
+    """Train a cell and return its run folder; a training that was cut off continues from its last checkpoint.
+
+    Parameters
+    ----------
+    work
+        Folder of this setting's runs.
+    """
+    from sdo.cli import trainer as training
+
+    work.mkdir(parents=True, exist_ok=True)
+    options = run_file(setting, cell, material, work)
+    folder, output = work / cell.name, Path(options["output_dir"])
+    if output.is_dir() and last_checkpoint(str(output)) is not None:
+        options["resume_from_checkpoint"] = "true"
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    file = work / f"{cell.name}.yaml"
+    file.write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
+    method = importlib.import_module(f"sdo.cli.{setting.method}").METHOD
+    setup = training.prepare(method, argparse.Namespace(config=str(file), overrides=[]))
+    if setting.method == "sft" and material.groups is not None:
+        from benchmarks.paper.correctness import Correctness
+
+        setup.trainer.add_callback(Correctness(setup.trainer))
+    training.train(setup)
+    # What the trainer says of its evaluations, rewards and margins for instance, is in no run folder.
+    logged = [entry for entry in setup.trainer.state.log_history if any(key.startswith("eval_") for key in entry)]
+    (work / f"{cell.name}-log.json").write_text(json.dumps(logged), encoding="utf-8")
+    return folder
+
+
+def run(setting: Setting, cell: Cell, material: Material, work: Path, results: Path = RESULTS) -> dict[str, Any]:
+    """Train and measure a cell, and keep its figures.
+
+    Parameters
+    ----------
+    work, results
+        Folder of this setting's runs, and of all settings' figures.
+    """
+    from benchmarks.paper.measure import measure
+
+    started, cpu = time.perf_counter(), time.process_time()
+    folder = train(setting, cell, material, work)
+    trained, cpu_trained = time.perf_counter() - started, time.process_time() - cpu
+    logged = json.loads((work / f"{cell.name}-log.json").read_text(encoding="utf-8"))
+    figures = measure(folder, logged=logged, groups=material.groups)
+    record = {
+        "setting": setting.name,
+        "scale": setting.scale,
+        "group": cell.group,
+        "arm": cell.arm,
+        "seed": cell.seed,
+        "organizer": dict(cell.organizer),
+        "material": dict(material.about),
+        "versions": {name: version(name) for name in _VERSIONS} | {"python": platform.python_version()},
+        "training_seconds": round(trained, 1),
+        "training_cpu_seconds": round(cpu_trained, 1),
+        **figures,
+    }
+    file = result_file(setting, cell, results)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(rounded(record), indent=1, allow_nan=False) + "\n"
+    write_atomically({file: lambda path: path.write_text(text, encoding="utf-8")})
+    return record
+
+
+def rounded(value: Any) -> Any:
+    """Return figures with seven significant digits, so that committed files stay small."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, Mapping):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [rounded(one) for one in value]
+    return value
+
+
+def finished(setting: Setting, results: Path = RESULTS) -> list[dict[str, Any]]:
+    """Return the figures of a setting's finished cells, in the order of its cells."""
+    files = [result_file(setting, cell, results) for cell in setting.cells()]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]

@@ -1,0 +1,126 @@
+"""The results page: docs/results.md with its pictures, made from the committed figures of finished cells alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.drawing import save
+from benchmarks.paper.cell import RESULTS, finished, result_file
+from benchmarks.paper.claims import CLAIMS, section
+from benchmarks.paper.figures import Result, balance, mean_score, score
+from benchmarks.paper.pictures import curves, forest
+from benchmarks.paper.published import balance_section
+from benchmarks.paper.settings import FOLDER, SCALES, Setting, load
+from benchmarks.paper.tables import markdown
+from sdo.errors import InputError
+from sdo.files import write_atomically
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_INTRO = """# Does it hold?
+
+Made by `python -m benchmarks.paper page` from the figures of finished cells in `benchmarks/paper/results`; nothing here
+is written by hand but the words. A cell is one training; how each was made, and how to make the ones that are missing,
+is in [benchmarks/paper/settings](../benchmarks/paper/settings).
+
+How to read it: a difference is between two arms with the same seed, paired; in brackets its 95 % interval (Student's t
+over seeds) and the number of seeds. A verdict is read off that interval: *as claimed*, *the other way*, or
+*undetermined*. Of twenty intervals about one leaves out 0 by chance alone. Seeds change the order of the data only: the
+model starts from the same weights and is scored on the same held-out rows, so the intervals do not speak of other data
+or other models. All arms are compared after the same number of optimizer steps of the same batch size; SDO repeats
+samples within an epoch, so it has then seen fewer different ones: the tables give both.
+"""
+
+
+def settings() -> list[Setting]:
+    """Return all settings at all their scales."""
+    found = []
+    for path in sorted(FOLDER.glob("*.yaml")):
+        for scale in SCALES:
+            try:
+                found.append(load(path.stem, scale))
+            except InputError:
+                continue
+    return found
+
+
+def write(docs: Path = DOCS, results: Path = RESULTS) -> list[Path]:
+    """Write the page and its pictures; return the files.
+
+    Parameters
+    ----------
+    docs
+        Folder of the page.
+    results
+        Folder of the figures.
+    """
+    every = settings()
+    cells = {one.label: finished(one, results) for one in every}
+    parts = [_INTRO, "## Claim by claim"]
+    parts += [section(claim, cells) for claim in CLAIMS]
+    parts.append(balance_section())
+    pictures: list[Path] = []
+    parts.append("## What was measured")
+    for setting in every:
+        found = cells[setting.label]
+        if found:
+            text, files = _measured(setting, found, docs)
+            parts.append(text)
+            pictures += files
+    parts.append(_status(every, results))
+    page = docs / "results.md"
+    text = "\n\n".join(part.rstrip() for part in parts) + "\n"
+    write_atomically({page: lambda path: path.write_text(text, encoding="utf-8")})
+    return [page, *pictures]
+
+
+def _measured(setting: Setting, cells: Sequence[Result], docs: Path) -> tuple[str, list[Path]]:
+    """Return a setting's part of the page, and the pictures that it shows."""
+    run, pictures = setting.run, []
+    present = [arm for arms in setting.arms.values() for arm in arms]
+    main = [arm for group in list(setting.arms)[:2] for arm in setting.arms[group]]
+    curve = docs / f"results-{setting.label}.png"
+    save(curves(setting, cells, main), curve)
+    pictures.append(curve)
+    shown = [f"![Held-out score over the steps]({curve.name})"]
+    if setting.material.get("make") == "families":
+        measures = [
+            mean_score("eval_loss", "held-out loss, mean", "lower"),
+            score("eval_correct", -1, "accuracy, last", "higher"),
+            balance("spread", "latent spread", "lower"),
+        ]
+        differences = docs / f"results-{setting.label}-arms.png"
+        save(forest(setting, cells, present, measures), differences)
+        pictures.append(differences)
+        shown.append(f"![Differences of all arms to uniform]({differences.name})")
+    about = cells[0]["material"]
+    batch = int(run["per_device_train_batch_size"]) * int(run.get("gradient_accumulation_steps", 1))
+    per_sample = int(run.get("num_generations", 1))
+    facts = (
+        f"{about['train']:,} samples to train on, {about['held_out']:,} held out; {run['max_steps']} steps of "
+        f"{batch // per_sample} samples"
+        + (f" with {per_sample} completions each" if per_sample > 1 else "")
+        + f"; learning rate {run['learning_rate']:g}; embeddings: {about['encoder']}. "
+        f"{len(cells)} cells, {sum(cell['training_seconds'] for cell in cells) / 3600:.1f} hours of training, "
+        "evaluations included."
+    )
+    return "\n\n".join(
+        [f"### {setting.label}", f"{setting.title}. {facts}", *shown, markdown(setting, cells)]
+    ), pictures
+
+
+def _status(every: Sequence[Setting], results: Path) -> str:
+    """Return the table of what is measured and what is still to run."""
+    lines = ["## Measured, and still to run", "", "| setting | group | arms | measured | to run |"]
+    lines.append("|---|---|---|---:|---:|")
+    for setting in every:
+        for group, arms in setting.arms.items():
+            cells = list(setting.cells((group,)))
+            if cells:
+                done = sum(result_file(setting, cell, results).is_file() for cell in cells)
+                lines.append(f"| {setting.label} | {group} | {', '.join(arms)} | {done} | {len(cells) - done} |")
+    lines += ["", "`paper` needs the hub and one GPU: `python -m benchmarks.paper run SETTING --scale paper`. Its run "]
+    lines[-1] += (
+        "files are checked by `check`, and its code by a tiny model in the tests; none of its cells is measured."
+    )
+    return "\n".join(lines)

@@ -1,0 +1,394 @@
+"""The paper's experiment: its settings, a tiny model through each setting's `paper` scale, its tables and its page."""
+
+import dataclasses
+import json
+import math
+import sys
+import types
+
+import numpy as np
+import pytest
+
+pytest.importorskip("trl", reason="benchmarks/paper trains with TRL")
+
+import yaml
+from scipy import stats
+
+from benchmarks.paper import __main__ as command
+from benchmarks.paper import cell as cells_module
+from benchmarks.paper import material as material_module
+from benchmarks.paper.claims import Test as ClaimTest
+from benchmarks.paper.claims import verdict
+from benchmarks.paper.correctness import answers_right
+from benchmarks.paper.figures import Measure, difference, inside, level, mean_score, score, seeds_needed
+from benchmarks.paper.material import Material, embed, pick, write_rows
+from benchmarks.paper.page import DOCS, write
+from benchmarks.paper.settings import FOLDER, load, merged
+from benchmarks.paper.tables import markdown
+from sdo import SDO, Embeddings
+from sdo.errors import InputError
+from sdo.tinymodel import build
+from sdo.wordproblems import generate
+
+SETTINGS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+# ---------------------------------------------------------------------- settings
+
+
+def test_all_settings_load_and_their_first_arm_is_uniform():
+    found = {(name, scale) for name in SETTINGS for scale in ("paper", "small") if _loads(name, scale)}
+    assert found == {("families", "small")} | {(n, s) for n in ("sft", "dpo", "grpo") for s in ("paper", "small")}
+    for name, scale in found:
+        setting = load(name, scale)
+        assert setting.arms["main"]["uniform"] == {"name": "uniform"}
+        assert setting.arms["main"]["sdo"] == {}
+        assert setting.seeds["main"][:3] == (419, 617, 917)
+
+
+def _loads(name, scale):
+    try:
+        return load(name, scale)
+    except InputError:
+        return None
+
+
+def test_cells_come_seed_by_seed():
+    setting = load("families", "small")
+    cells = list(setting.cells())
+    assert len(cells) == 20 + 40 + 30
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert {cell.seed for cell in cells[:12]} == {419}
+    assert [cell.arm for cell in setting.cells(("main",))][:4] == ["uniform", "sdo", "uniform", "sdo"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"colour": 1}, "unknown key 'colour'"),
+        ({"method": "ppo"}, "method is 'ppo'"),
+        ({"arms": {"main": {"uniform": {"name": "uniform"}, "sdo": {"kk": 3}}}}, "kk"),
+        ({"arms": {"main": {"../up": {}}}}, "'../up'"),
+        ({"arms": {"other": {"sdo": {}}}}, "seeds are given for"),
+    ],
+)
+def test_a_setting_with_a_fault_is_refused(tmp_path, change, words):
+    tree = yaml.safe_load((FOLDER / "dpo.yaml").read_text(encoding="utf-8"))
+    tree["arms"] = {"main": tree["arms"]["main"]}
+    for scale in tree["scales"].values():
+        scale["seeds"] = {"main": [1]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**tree, **change}, sort_keys=False), encoding="utf-8")
+    with pytest.raises(InputError, match=words):
+        load("mine", "small", tmp_path)
+
+
+def test_unknown_names_are_refused(capsys):
+    assert command.main(["run", "nothing"]) == 2
+    assert "expected one of dpo, families, grpo, sft" in capsys.readouterr().err
+    assert command.main(["run", "families", "--scale", "paper"]) == 2
+    assert "has no scale 'paper'" in capsys.readouterr().err
+    assert command.main(["check", "sft", "--group", "nothing"]) == 2
+    assert "no group 'nothing'" in capsys.readouterr().err
+
+
+def test_merged_goes_section_by_section():
+    base = {"a": 1, "organizer": {"k": 4, "seed": 1}}
+    assert merged(base, {"organizer": {"k": 8}, "b": 2}) == {"a": 1, "b": 2, "organizer": {"k": 8, "seed": 1}}
+    assert base == {"a": 1, "organizer": {"k": 4, "seed": 1}}
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "grpo"])
+def test_the_dry_run_accepts_the_paper_scale(name, capsys, tmp_path):
+    assert command.main(["check", name, "--scale", "paper", "--work", str(tmp_path / "work")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(list(load(name, "paper").cells()))
+    assert all(line.endswith("to run") for line in lines)
+    assert not (tmp_path / "work").exists()
+
+
+# ---------------------------------------------------------------------- a tiny model through the paper's scale
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Word problems in every shape that the settings want, and a model that can read them."""
+    folder = tmp_path_factory.mktemp("paper-material")
+    problems = generate(40, seed=3)
+    rows = [
+        {
+            "prompt": p.prompt,
+            "completion": p.completion,
+            "family": p.family,
+            "chosen": p.completion,
+            "rejected": " I do not know.",
+            "question": p.prompt,
+            "answer": p.completion,
+        }
+        for p in problems
+    ]
+    write_rows(folder / "train.jsonl", rows[:24])
+    write_rows(folder / "test.jsonl", rows[24:])
+    embed([row["prompt"] for row in rows[:24]], folder / "embeddings.npy", "lsa")
+    model, tokenizer = build([r["prompt"] + r["completion"] for r in rows], seed=0, hidden=32, layers=2, vocab=400)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return Material(folder, str(folder / "model"), {"train": 24, "held_out": 16, "encoder": "lsa"})
+
+
+def _small(name, steps, **changes):
+    """The paper's own setting, with what a CPU and a tiny model need instead."""
+    setting = load(name, "paper")
+    cpu = {"use_cpu": True, "bf16": False, "use_peft": False, "activation_checkpointing": False, "max_steps": steps}
+    cpu |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_length": 256, "warmup_steps": 1}
+    cpu |= {"save_steps": 2, "learning_rate": 1e-3, "recorder": {"sample_every": 1, "sketch_size": 64}}
+    if name == "grpo":
+        del cpu["max_length"], cpu["warmup_steps"]
+        cpu |= {"num_generations": 2, "gradient_accumulation_steps": 2, "max_completion_length": 8}
+        cpu |= {"per_device_eval_batch_size": 4}
+    run = merged(setting.run, cpu)
+    run.pop("lora_r"), run.pop("lora_target_modules")
+    return dataclasses.replace(setting, run=run, checkpoints=steps // 2, **changes)
+
+
+def _cell(setting, arm):
+    return next(cell for cell in setting.cells() if cell.arm == arm)
+
+
+@pytest.mark.parametrize(
+    ("name", "measure"),
+    [("sft", "eval_loss"), ("dpo", "eval_rewards/margins"), ("grpo", "eval_reward")],
+)
+def test_a_tiny_model_goes_through_the_papers_setting(name, measure, tiny, tmp_path):
+    setting = _small(name, 4)
+    cell = _cell(setting, "sdo")
+    cells_module.run(setting, cell, tiny, tmp_path / "work", tmp_path / "results")
+    (file,) = (tmp_path / "results" / setting.label).iterdir()
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert file.name == "sdo-419.json"
+    assert found["steps"] == 4
+    assert [point["step"] for point in found["checkpoints"]] == [0, 2, 4]
+    assert all(math.isfinite(point["scores"][measure]["mean"]) for point in found["checkpoints"])
+    plan = SDO(Embeddings.read(tiny.folder / "embeddings.npy"), seed=419).plan(4)
+    batches = [set(plan.batch(step).tolist()) for step in range(4)]
+    for point in found["checkpoints"]:
+        seen = batches[: point["step"]]
+        assert point["distinct"] == len(set().union(*seen))
+        assert point["samples"] == 4 * len(seen)
+    assert -1 <= found["within_batch_cosine"] <= 1
+    # The rewards of a model that knows nothing tie, so that its steps have no direction.
+    assert (found["signals"]["weight"]["step_coherence"]["mean"] is None) == (name == "grpo")
+    assert (found["checkpoints"][-1].get("training_reward") is not None) == (name == "grpo")
+    text = markdown(setting, [found])
+    assert "sdo" in text
+    assert "nan" not in text
+
+
+def test_a_cell_that_was_cut_off_continues(tiny, tmp_path):
+    whole = cells_module.run(_small("sft", 6), _cell(_small("sft", 6), "sdo"), tiny, tmp_path / "a", tmp_path / "ra")
+    half = _small("sft", 4)
+    cells_module.train(half, _cell(half, "sdo"), tiny, tmp_path / "b")
+    started = json.loads((tmp_path / "b" / "sdo-419" / "run.json").read_text(encoding="utf-8"))["run_id"]
+    rest = _small("sft", 6)
+    found = cells_module.run(rest, _cell(rest, "sdo"), tiny, tmp_path / "b", tmp_path / "rb")
+    assert json.loads((tmp_path / "b" / "sdo-419" / "run.json").read_text(encoding="utf-8"))["run_id"] == started
+    assert found["checkpoints"] == whole["checkpoints"]
+    assert found["signals"] == whole["signals"]
+    assert found["exposure"] == whole["exposure"]
+
+
+def test_balance_over_families_counts_what_is_right(tiny, tmp_path):
+    setting = _small("sft", 2)
+    found = cells_module.run(setting, _cell(setting, "uniform"), tiny, tmp_path / "w", tmp_path / "r")
+    rows = [json.loads(line) for line in (tiny.folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = found["checkpoints"][-1]
+    assert sum(last["balance"]["n"].values()) == len(rows)
+    assert last["balance"]["n"] == {f: sum(r["family"] == f for r in rows) for f in {r["family"] for r in rows}}
+    right = sum(last["balance"]["right"].values()) / len(rows)
+    assert last["scores"]["eval_correct"]["mean"] == pytest.approx(right)
+
+
+def test_an_answer_is_right_exactly_where_greedy_decoding_gives_it(tiny):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny.model).train()
+    tokenizer = AutoTokenizer.from_pretrained(tiny.model)
+    rows = []
+    for number, prompt in enumerate(["two apples and", "a train of seven", "red", "how many pens"]):
+        ids = tokenizer(prompt)["input_ids"]
+        answer = []
+        model.eval()
+        for _ in range(3):
+            with torch.no_grad():
+                answer.append(int(model(torch.tensor([ids + answer])).logits[0, -1].argmax()))
+        model.train()
+        if number % 2:
+            answer[number % 3] = (answer[number % 3] + 1) % len(tokenizer)
+        rows.append({"ids": ids + answer, "labels": [-100] * len(ids) + answer})
+
+    def collate(some):
+        longest = max(len(row["ids"]) for row in some)
+        pad = [longest - len(row["ids"]) for row in some]
+        return {
+            "input_ids": torch.tensor([row["ids"] + [0] * n for row, n in zip(some, pad, strict=True)]),
+            "attention_mask": torch.tensor([[1] * len(r["ids"]) + [0] * n for r, n in zip(some, pad, strict=True)]),
+            "labels": torch.tensor([row["labels"] + [-100] * n for row, n in zip(some, pad, strict=True)]),
+        }
+
+    assert answers_right(model, collate, rows).tolist() == [1, 0, 1, 0]
+    assert model.training
+
+
+def test_claims_on_cells_are_taken_once_and_outlive_no_process(tmp_path):
+    file = tmp_path / "deep" / "sdo-1.claim"
+    assert command._claim(file)
+    assert not command._claim(file)
+    file.write_text("999999999", encoding="ascii")
+    assert command._claim(file)
+
+
+# ---------------------------------------------------------------------- material
+
+
+def test_families_share_no_prompt_and_leave_a_model(tmp_path, monkeypatch):
+    def create_dataset(name, *, size, seed, top=50):
+        for number in range(size):
+            value = (number * 7 + seed) % top
+            yield {"question": f"{name}: what follows\n{value} ?", "answer": value + 1}
+
+    monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=create_dataset))
+    wanted = {
+        "make": "families",
+        "families": {"count": None, "step": {"top": 40}},
+        "warm_up_families": {"other": None},
+        "train": 16,
+        "held_out": 8,
+        "warm_up": 12,
+        "warm_up_batch": 4,
+        "hidden": 16,
+        "layers": 1,
+        "vocab": 300,
+        "encoder": "lsa",
+    }
+    made = material_module.prepare(wanted, tmp_path / "m", tmp_path)
+    parts = [(tmp_path / "m" / f"{stem}.jsonl").read_text(encoding="utf-8").splitlines() for stem in ("train", "test")]
+    train, test = ([json.loads(line) for line in part] for part in parts)
+    assert (len(train), len(test)) == (16, 8)
+    assert len({row["prompt"] for row in train + test}) == 24
+    assert all(row["prompt"].split()[-2] == str(int(row["completion"]) - 1) for row in train + test)
+    assert made.groups == [row["family"] for row in test]
+    assert sorted(made.groups) == ["count"] * 4 + ["step"] * 4
+    assert len(np.load(tmp_path / "m" / "embeddings.npy")) == 16
+    assert (tmp_path / "m" / "model" / "model.safetensors").is_file()
+    assert material_module.prepare(wanted, tmp_path / "m", tmp_path) == made
+    with pytest.raises(InputError, match="holds other material"):
+        material_module.prepare({**wanted, "train": 8}, tmp_path / "m", tmp_path)
+    with pytest.raises(InputError, match="no 60 different questions"):
+        material_module.prepare({**wanted, "train": 100, "held_out": 20}, tmp_path / "n", tmp_path)
+    with pytest.raises(InputError, match=r"material\.make is 'magic'"):
+        material_module.prepare({"make": "magic"}, tmp_path / "o", tmp_path)
+
+
+def test_pick_follows_keys_and_positions():
+    row = {"chosen": [{"content": "a"}, {"content": "b"}], "prompt": "p"}
+    assert pick(row, "prompt") == "p"
+    assert pick(row, "chosen[0].content") == "a"
+    assert pick(row, "chosen[-1].content") == "b"
+
+
+# ---------------------------------------------------------------------- figures, tables, page
+
+
+def _made(arm, seed, losses, spread=0.1):
+    points = [
+        {"step": 10 * n, "distinct": 5 * n, "samples": 8 * n, "tokens": 80 * n, "scores": {"eval_loss": {"mean": loss}}}
+        for n, loss in enumerate(losses)
+    ]
+    metrics = {name: {"value": spread, "latent": spread} for name in ("mean", "b20", "cv", "gini", "gap", "spread")}
+    points[-1]["balance"] = {"metrics": metrics}
+    points[-1]["scores"]["eval_correct"] = {"mean": 0.5}
+    return {
+        "group": "main",
+        "arm": arm,
+        "seed": seed,
+        "checkpoints": points,
+        "material": {"train": 16, "held_out": 8, "encoder": "lsa"},
+        "training_seconds": 60.0,
+        "within_batch_cosine": 0.25,
+    }
+
+
+def test_levels_and_differences_are_those_of_a_paired_t_test():
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(1.0, 0.1, 6), rng.normal(0.9, 0.1, 6)
+    cells = [_made("uniform", s, [2.0, x]) for s, x in enumerate(first)]
+    cells += [_made("sdo", s, [2.0, x]) for s, x in reversed(list(enumerate(second)))]
+    cells.append(_made("sdo", 99, [2.0, 50.0]))  # without a partner: in the level, not in the difference
+    last = score("eval_loss", -1, "loss", "lower")
+    one = difference(cells, "uniform", "sdo", last)
+    reference = stats.ttest_rel(second, first)
+    assert one.n == 6
+    assert one.mean == pytest.approx(second.mean() - first.mean())
+    assert one.p == pytest.approx(reference.pvalue)
+    interval = reference.confidence_interval(0.95)
+    assert (one.low, one.high) == pytest.approx((interval.low, interval.high))
+    own = level(cells, "uniform", last)
+    assert own.reach == pytest.approx(stats.t.ppf(0.975, 5) * stats.sem(first))
+    assert level(cells, "sdo", last).n == 7
+    assert level(cells, "sdo", score("eval_loss", 9, "loss", "lower")) is None
+    assert mean_score("eval_loss", "loss", "lower").of(cells[0]) == pytest.approx(first[0])
+    assert inside("signals", "weight", "batch_coherence", label="x").of(cells[0]) is None
+
+
+def test_seeds_needed_reach_four_of_five():
+    """Against simulation: with so many pairs, a paired t-test finds the effect in about 80 of 100 cases."""
+    cells = [_made(arm, s, [1, x]) for arm, v in (("uniform", [0] * 8), ("sdo", range(8))) for s, x in enumerate(v)]
+    one = difference(cells, "uniform", "sdo", score("eval_loss", -1, "loss", "lower"))
+    n = seeds_needed(one, 1.0)
+    drawn = np.random.default_rng(0).normal(1.0, np.std(range(8), ddof=1), (4000, n))
+    found = stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05
+    assert 0.77 < found.mean() < 0.83
+    assert seeds_needed(one, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("sdo", "said", "needed"),
+    [
+        ([0.80, 0.82, 0.81], "as claimed", "–"),
+        ([1.20, 1.22, 1.21], "the other way", "–"),
+        ([1.20, 0.83, 1.01], "undetermined", "seeds"),
+        ([0.8], "no verdict", "more seeds"),
+        ([], "not measured", "cells of sdo"),
+    ],
+)
+def test_a_verdict_is_read_off_the_interval(sdo, said, needed):
+    cells = [_made("uniform", s, [2.0, 1.0 + s / 1000]) for s in range(3)]
+    cells += [_made("sdo", s, [2.0, x]) for s, x in enumerate(sdo)]
+    test = ClaimTest("mine", "sdo", "uniform", score("eval_loss", -1, "loss", "lower"))
+    _, verdict_found, to_settle = verdict(test, {"mine": cells})
+    assert verdict_found == said
+    assert needed in to_settle
+
+
+def test_undefined_figures_are_left_out_of_tables():
+    setting = load("families", "small")
+    cells = [_made(arm, s, [2.0, 1.0 + s]) for arm in ("uniform", "sdo") for s in (419, 617)]
+    text = markdown(setting, cells)
+    assert "| held-out loss, last | 310.000" not in text
+    assert "| held-out loss, last | 519.000 ± 1,257.9" in text
+    assert "step coherence" not in text
+    assert "nan" not in text.lower()
+
+
+def test_the_page_is_made_of_the_committed_figures(tmp_path):
+    """A page that was not made anew after a cell was added fails here; mend: python -m benchmarks.paper page."""
+    files = write(tmp_path)
+    assert files[0].read_text(encoding="utf-8") == (DOCS / "results.md").read_text(encoding="utf-8")
+    for file in files[1:]:
+        assert file.read_bytes()[:4] == b"\x89PNG"
+        assert (DOCS / file.name).is_file()
+
+
+def test_measures_have_one_name_each():
+    measure = Measure("a", "b", lambda cell: None)
+    assert level([_made("sdo", 1, [1.0])], "sdo", measure) is None
+    assert difference([_made("sdo", 1, [1.0])], "uniform", "sdo", measure) is None
