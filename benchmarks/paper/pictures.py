@@ -37,13 +37,10 @@ def curves(setting: Setting, cells: Sequence[Result], arms: Sequence[str]) -> Fi
         if arm == setting.baseline:
             continue
         compared = [difference(cells, setting.baseline, arm, score(name, at, label, better)) for at in known]
-        pairs = [(at, one) for at, one in zip(known, compared, strict=True) if isinstance(one, PairedComparison)]
-        if pairs:
-            shift = (number - len(shown) / 2) * width
-            where = steps[[at for at, _ in pairs]] + shift
-            bars = [0.0 if one.high is None else one.high - one.mean for _, one in pairs]
-            middle = [one.mean for _, one in pairs]
-            lower.errorbar(where, middle, bars, fmt="o", color=colour, markersize=3, capsize=2, linewidth=1)
+        pairs = [(at, *_middle(one)) for at, one in zip(known, compared, strict=True) if one is not None]
+        where = steps[[at for at, _, _ in pairs]] + (number - len(shown) / 2) * width
+        style = {"fmt": "o", "color": colour, "markersize": 3, "capsize": 2, "linewidth": 1}
+        lower.errorbar(where, [mean for _, mean, _ in pairs], [reach for _, _, reach in pairs], **style)
     upper.set_ylabel(f"{label} ({better} is better)")
     lower.axhline(0.0, color="#555555", linewidth=0.8)
     lower.set_ylabel(f"difference to {setting.baseline}")
@@ -63,8 +60,7 @@ def forest(setting: Setting, cells: Sequence[Result], arms: Sequence[str], measu
             one = difference(cells, setting.baseline, arm, measure)
             if one is None:
                 continue
-            mean = one if isinstance(one, float) else one.mean
-            reach = 0.0 if isinstance(one, float) or one.high is None else one.high - one.mean
+            mean, reach = _middle(one)
             panel.errorbar([mean], [row], xerr=[reach], fmt="o", color=COLOURS[0], markersize=4, capsize=3)
         panel.axvline(0.0, color="#555555", linewidth=0.8)
         panel.set_title(f"{measure.label}\n({measure.better or 'neither'} is better)", fontsize="small")
@@ -73,3 +69,10 @@ def forest(setting: Setting, cells: Sequence[Result], arms: Sequence[str], measu
         panel.margins(y=0.15)
     panels[0].invert_yaxis()
     return figure
+
+
+def _middle(one: PairedComparison | float) -> tuple[float, float]:
+    """Return a difference and half the width of its interval, 0 where there is none."""
+    if isinstance(one, float):
+        return one, 0.0
+    return one.mean, 0.0 if one.high is None else one.high - one.mean
