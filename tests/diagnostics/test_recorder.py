@@ -743,6 +743,33 @@ def test_gradient_copies_are_released_once_they_are_compared(kit, tmp_path):
     assert recorded.hooks() == recorded.hooks_before
 
 
+def test_no_storage_as_large_as_the_gradient_survives_a_step(kit, tmp_path):
+    """Whatever its shape or type: views and casts count by the memory under them."""
+    recorded = kit.Recorded(tmp_path, kit.Case(weight=kit.EMBEDDING, max_steps=11))
+    parameters = dict(recorded.trainer.model.named_parameters())
+    least = parameters[kit.EMBEDDING].numel() * 2  # a bfloat16 copy would have so many bytes
+    found = {}
+
+    def held():
+        states = recorded.trainer.optimizer.state.values()
+        own = [*parameters.values(), *recorded.trainer.model.buffers()]
+        own += [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        return {tensor.untyped_storage().data_ptr() for tensor in own}
+
+    def look(step):
+        recorded.weights.clear()  # the witness's own copies
+        gc.collect()
+        tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+        storages = {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() >= least}
+        found[step] = storages - held()
+
+    for step in (1, 4, 10):
+        recorded.trainer.add_callback(At(step, lambda step=step: look(step)))
+    recorded.train()
+    assert len(found[4] - found[1]) >= 3  # the copies of the first steps, which sketches are compared with
+    assert found[10] <= found[1]
+
+
 def test_two_runs_in_one_process_do_not_mix(kit, tmp_path):
     inner = kit.Recorded(
         tmp_path / "inner", kit.Case(batch=3, max_steps=3, organizer=True), model=kit.make_model(seed=4)
