@@ -50,17 +50,20 @@ def answers_right(model: Any, collate: Any, rows: Any) -> np.ndarray[Any, np.dty
     collate
         Makes ``input_ids``, ``attention_mask`` and ``labels`` of some rows.
     rows
-        n tokenised rows.
+        n tokenised rows with ``input_ids``.
     """
     was_training = model.training
     model.eval()
-    found = []
+    found = np.zeros(len(rows))
+    # By length, so that little of a batch is padding.
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
     with torch.no_grad():
         for start in range(0, len(rows), _BATCH):
-            batch = collate([rows[i] for i in range(start, min(start + _BATCH, len(rows)))])
+            chosen = order[start : start + _BATCH]
+            batch = collate([rows[i] for i in chosen])
             inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
             guess = model(**inputs).logits[:, :-1].argmax(dim=-1).cpu()
             target = batch["labels"][:, 1:].cpu()
-            found.append(((guess == target) | (target == _IGNORED)).all(dim=1).double().numpy())
+            found[chosen] = ((guess == target) | (target == _IGNORED)).all(dim=1).double().numpy()
     model.train(was_training)
-    return np.concatenate(found)
+    return found

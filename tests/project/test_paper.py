@@ -223,14 +223,16 @@ def test_an_answer_is_right_exactly_where_greedy_decoding_gives_it(tiny):
         model.train()
         if number % 2:
             answer[number % 3] = (answer[number % 3] + 1) % len(tokenizer)
-        rows.append({"ids": ids + answer, "labels": [-100] * len(ids) + answer})
+        rows.append({"input_ids": ids + answer, "labels": [-100] * len(ids) + answer})
 
     def collate(some):
-        longest = max(len(row["ids"]) for row in some)
-        pad = [longest - len(row["ids"]) for row in some]
+        longest = max(len(row["input_ids"]) for row in some)
+        pad = [longest - len(row["input_ids"]) for row in some]
         return {
-            "input_ids": torch.tensor([row["ids"] + [0] * n for row, n in zip(some, pad, strict=True)]),
-            "attention_mask": torch.tensor([[1] * len(r["ids"]) + [0] * n for r, n in zip(some, pad, strict=True)]),
+            "input_ids": torch.tensor([row["input_ids"] + [0] * n for row, n in zip(some, pad, strict=True)]),
+            "attention_mask": torch.tensor(
+                [[1] * len(r["input_ids"]) + [0] * n for r, n in zip(some, pad, strict=True)]
+            ),
             "labels": torch.tensor([row["labels"] + [-100] * n for row, n in zip(some, pad, strict=True)]),
         }
 
