@@ -96,7 +96,7 @@ CLAIMS = (
         ),
     ),
     Claim(
-        "It ends no worse",
+        "It ends a little better",
         "SFT loss 1.096 → 1.095 at the end; GRPO accuracy 82.41 → 82.89",
         (
             Test("families-small", "sdo", "uniform", _LOSS),

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "settings"
 SCALES = ("paper", "small")
 METHODS = ("sft", "dpo", "grpo")
 _TOP = {"title", "method", "arms", "checkpoints", "run", "scales"}
-_SCALE = {"material", "seeds", "run", "checkpoints"}
+_SCALE = {"material", "seeds", "run", "checkpoints", "note"}
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -68,6 +68,8 @@ class Setting:
         What the training command is given, but for what a cell and the material decide.
     material
         ``make`` names a function of :mod:`benchmarks.paper.material`, the rest are its arguments.
+    note
+        What a reader of the results should know, or nothing.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Setting:
     checkpoints: int
     run: Mapping[str, Any]
     material: Mapping[str, Any]
+    note: str = ""
 
     @property
     def label(self) -> str:
@@ -152,6 +155,7 @@ def load(name: str, scale: str, folder: Path = FOLDER) -> Setting:
         checkpoints=chosen.get("checkpoints", tree.get("checkpoints", 5)),
         run=run,
         material=chosen["material"],
+        note=chosen.get("note", ""),
     )
 
 
