@@ -196,6 +196,32 @@ def exact_dots(
     return dots
 
 
+def exact_dots_with(unit: NDArray[np.float32], one: int, others: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the cosines of one row with some others, as :func:`exact_dots` does.
+
+    Parameters
+    ----------
+    unit
+        Shape ``(N, d)``, unit rows on the 2**-24 grid.
+    one
+        A row.
+    others
+        Shape ``(p,)``, rows.
+
+    Returns
+    -------
+    NDArray[np.float64]
+        Shape ``(p,)``.
+    """
+    dots = np.empty(len(others), dtype=np.float64)
+    wide = unit[one].astype(np.float64)
+    block = max(1, _PAIR_BYTES // (16 * unit.shape[1]))
+    for start in range(0, len(others), block):
+        part = slice(start, start + block)
+        dots[part] = unit[others[part]].astype(np.float64) @ wide
+    return dots
+
+
 def search_exactly(
     unit: NDArray[np.float32], queries: NDArray[np.int64], members: NDArray[np.int64], k: int
 ) -> NDArray[np.int64]:
