@@ -170,7 +170,7 @@ def error_bound(unit: NDArray[np.float32]) -> float:
 
 
 def exact_dots(
-    left: NDArray[np.float32], rows: NDArray[np.int64], right: NDArray[np.float32], columns: NDArray[np.int64]
+    left: NDArray[np.floating], rows: NDArray[np.int64], right: NDArray[np.floating], columns: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the cosines of pairs of rows, exactly: float64 sums of numbers on the grid do not round.
 
