@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 import warnings
@@ -67,6 +68,8 @@ class Recording:
         self._seconds_in_rows = 0.0
         self._step_started = 0.0
         self._pending: dict[str, Any] | None = None  # the row of the step that the trainer has not logged yet
+        self._filters = bool(getattr(args, "logging_nan_inf_filter", False))
+        self._gradient: tuple[int, float | None] = (0, None)  # of that step: micro-batches, and the norm of a sketch
         self._update: Update | None = None
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
@@ -241,6 +244,7 @@ class Recording:
                 "seconds": seconds,
                 "sample_ids": total.sample_ids,
             }
+            self._gradient = (total.micro_batches, total.sketch_norm)
             self._write_gradients(total)
             self._micros = []
             if total.saving:
@@ -283,8 +287,21 @@ class Recording:
         if "loss" in logs:
             single = updates - self._logged_until == 1
             if self._pending is not None and last and single and self._kind.loss_from == "log":
-                self._pending["loss"] = float(logs["loss"])
+                loss = float(logs["loss"])
+                self._pending["loss"] = None if self._was_replaced(loss) else loss
             self._logged_until = updates
+
+    def _was_replaced(self, loss: float) -> bool:
+        """Whether a logged loss of one step stands for one that was not finite.
+
+        With ``logging_nan_inf_filter`` transformers leaves a micro-batch's loss out where it is not finite. Of a single
+        micro-batch 0 is left, which a gradient contradicts; of several a sum of the others, when the gradient is hardly
+        finite either.
+        """
+        micro_batches, norm = self._gradient
+        if not self._filters or norm is None:
+            return False
+        return (loss == 0 and norm != 0) if micro_batches == 1 else not math.isfinite(norm)
 
     def _write_gradients(self, total: StepTotal) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
