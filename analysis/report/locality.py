@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -10,13 +9,11 @@ from analysis.exposure import run_exposure
 from analysis.exposure_plots import coverage_curves, exposure_histogram
 from analysis.locality_plots import signal_clouds
 from analysis.locality_study import RunLocality, locality_entry, run_locality
-from analysis.redraw_tests import Association
+from analysis.redraw_tests import Association, worker_count
 from analysis.report.content import Absent, Cell, Picture, Section, Table, number
 from analysis.report.sections import Material
 from analysis.sample_pairs import Slope
 from sdo.errors import InputError
-
-_MOST_WORKERS = 8
 
 
 def locality_section(material: Material) -> Section | Absent:
@@ -39,7 +36,7 @@ def locality_section(material: Material) -> Section | Absent:
                     embeddings=material.embeddings,
                     signals=signals,
                     redraws=material.redraws,
-                    workers=min(_MOST_WORKERS, os.cpu_count() or 1),
+                    workers=worker_count(),
                 )
         except Exception as error:  # one run that cannot be tested leaves the others standing
             missing[name] = str(error) or type(error).__name__

@@ -154,29 +154,6 @@ def test_micro_batches_stand_in_for_samples_and_are_told_apart(tmp_path, monkeyp
     assert drawn["of"] == "micro-batches or samples"
 
 
-def test_names_are_the_shortest_unique_suffix_and_safe():
-    paths = [Path("/x/a/run"), Path("/x/b/run"), Path("/x/b/other")]
-    assert coherence.unique_names(paths) == ["a/run", "b/run", "other"]
-    assert list(coherence.file_names(["a/run", "a-run", "../..", "$x y", ""]).values()) == [
-        "a-run",
-        "a-run-2",
-        "run",
-        "x-y",
-        "run-2",
-    ]
-    with pytest.raises(InputError, match="came twice"):
-        coherence.unique_names([Path("/x/a"), Path("/x/b/../a")])
-
-
-def test_file_names_fit_every_file_system():
-    names = ["Run", "run", "RUN-2", "größer" * 30, "大" * 100, "GRÖSSER" * 30]
-    found = list(coherence.file_names(names).values())
-    assert found[:3] == ["Run", "run-2", "RUN-2-2"]
-    assert found[4] == "大" * 26
-    assert all(len(one.encode()) <= 84 for one in found)
-    assert len({one.casefold() for one in found}) == len(names)
-
-
 def test_runs_of_one_name_are_told_apart(tmp_path):
     for part in "ab":
         run_folders.write_training(tmp_path / part / "run", steps=4)
