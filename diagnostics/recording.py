@@ -27,7 +27,7 @@ from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow
 from diagnostics.scaling import loss_scale, update_was_skipped
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, Update, WeightTap
-from diagnostics.step_rows import head_rows, hidden_rows, weight_rows
+from diagnostics.step_rows import StepRows
 from diagnostics.step_total import StepTotal, total_step
 from sdo.errors import InputError
 from sdo.plan import EpochPlan, Plan, describe_difference
@@ -305,9 +305,10 @@ class Recording:
 
     def _write_gradients(self, total: StepTotal) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
-        step, micros, processes = self._step, self._micros, self._processes
+        step, micros = self._step, self._micros
+        rows = StepRows(step, micros, total, norm_state, self._processes)
         if self._weight is not None:
-            for row, sketch in weight_rows(step, micros, total, norm_state, processes):
+            for row, sketch in rows.weight():
                 self.log.add_gradient("weight", row, sketch)
             if not total.same_direction and step == self._first_step:
                 warnings.warn(
@@ -316,16 +317,14 @@ class Recording:
                     stacklevel=2,
                 )
         if self._hidden is not None:
-            sketcher, with_samples = self._hidden.sketch, self._with_samples
-            for row, sketch in hidden_rows(step, micros, total, sketcher, norm_state, processes, with_samples):
+            for row, sketch in rows.hidden(self._hidden.sketch, with_samples=self._with_samples):
                 self.log.add_gradient("hidden", row, sketch)
             if total.coherence is not None:
                 self._channel.scalars.add("batch_coherence", total.coherence)
             if total.hidden is not None:
                 self._hidden.check_step(step, total.hidden)
         if self._head is not None:
-            sketcher, with_samples = self._head.sketch, self._head.with_samples(step)
-            for row, sketch in head_rows(step, micros, total, sketcher, norm_state, processes, with_samples):
+            for row, sketch in rows.head_only(self._head.sketch, with_samples=self._head.with_samples(step)):
                 self.log.add_gradient("head_only", row, sketch)
             self._head.check_step(step, micros)
         checks = [tap.check for tap in self._taps.values() if tap.check is not None]
