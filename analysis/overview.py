@@ -30,7 +30,7 @@ def run_overview(run: Run) -> dict[str, Any]:
     entry["status"] = run.info.get("status")
     entry |= with_reason("recorder_share", recorder_share(run), "steps")
     entry |= _losses(run)
-    return entry | with_reason("within_batch_embedding_cosine", within_batch_embedding_cosine(run), "steps")
+    return entry | with_reason("within_batch_cosine", mean_within_batch_cosine(run), "steps")
 
 
 def recorder_share(run: Run) -> Estimate:
@@ -42,7 +42,7 @@ def recorder_share(run: Run) -> Estimate:
     return Estimate.of(own / (own + rest), table.num_rows)
 
 
-def within_batch_embedding_cosine(run: Run) -> Estimate:
+def mean_within_batch_cosine(run: Run) -> Estimate:
     """Return the mean over steps of the mean pairwise cosine of the embeddings in a batch; `count` is steps."""
     try:
         embeddings = find_embeddings(run)

@@ -155,10 +155,10 @@ def _sentence(name: str, one: RunLocality) -> str:
 
 
 _WORDS = (
-    "Steps: correlation over the steps of the within-batch embedding cosine with batch coherence, drift and exposure "
-    "removed. Pairs of steps: correlation of the cosine of batch centroids with step coherence, over pairs of steps "
-    "without a common sample. Both are compared with re-draws of the plan from other seeds, widened where the recorded "
-    "series depends on itself more than the re-draws do; the smallest p is 1/(re-draws + 1).",
+    "Steps: correlation over the steps of the within-batch cosine (of the embeddings) with batch coherence, drift and "
+    "exposure removed. Pairs of steps: correlation of the cosine of batch centroids with step coherence, over pairs of "
+    "steps without a common sample. Both are compared with re-draws of the plan from other seeds, widened where the "
+    "recorded series depends on itself more than the re-draws do; the smallest p is 1/(re-draws + 1).",
     "Pairs of samples: change of the gradients' cosine per unit of the embeddings' cosine between samples of one step, "
     "its interval jackknifed over samples, since pairs share them.",
 )

@@ -220,6 +220,6 @@ def _table(entries: list[dict[str, Any]]) -> str:
             counts = [number(steps.get(key), "{}") for key in ("steps", "undefined")]
             share = number(entry.get("recorder_share"), "{:.1%}")
             error = number((values["sketch_check"] or {}).get("rmse"), "{:.4f}")
-            alike = number(entry.get("within_batch_embedding_cosine"))
+            alike = number(entry.get("within_batch_cosine"))
             lines.append([entry["name"], signal, *counts, *coherence, number(batch.get("mean")), share, error, alike])
     return aligned(lines, texts=2)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from analysis import Run, RunLocality
 
 WORDS = (
-    "series: within-batch embedding cosine with batch coherence, drift and exposure removed; matrix: cosine of batch "
-    "centroids with step coherence, pairs of steps that share a sample left out; pairs: change of the gradients' "
-    "cosine per unit of the embeddings' cosine, between samples of one step, with its 95 % interval.\n"
+    "series: within-batch cosine (of the embeddings) with batch coherence, drift and exposure removed; matrix: cosine "
+    "of batch centroids with step coherence, pairs of steps that share a sample left out; pairs: change of the "
+    "gradients' cosine per unit of the embeddings' cosine, between samples of one step, with its 95 % interval.\n"
     "p: of as strong an association if gradients did not follow embeddings, from re-draws of the run's own plan. It "
     "speaks of this one run; p-values that take steps or pairs for independent are not given, since they are wrong.\n"
     "One seed gives no verdict: whether another run would show it too takes several."
@@ -145,7 +145,7 @@ class _Report:
     def _series(self, found: RunLocality, name: str, file: str) -> None:
         from analysis import locality_series, save
 
-        series: dict[str, tuple[Any, Any]] = {"embedding cosine in batches": (found.step, found.cosine)}
+        series: dict[str, tuple[Any, Any]] = {"within-batch cosine": (found.step, found.cosine)}
         for signal, one in found.signals.items():
             if len(one.step):
                 series[f"coherence, {signal} ({one.between})"] = (one.step, one.coherence)

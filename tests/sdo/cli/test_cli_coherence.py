@@ -56,8 +56,8 @@ def test_writes_numbers_matrices_and_pictures(runs, tmp_path, capsys):
     first = report["runs"][0]
     assert first["recorder_share"] == pytest.approx(0.01 / 0.51)
     assert first["loss"] == {"first_step": 0, "first": 2.0, "last_step": 11, "last": pytest.approx(2 / 12)}
-    assert first["within_batch_embedding_cosine"] is None
-    assert first["within_batch_embedding_cosine_reason"] == "the run notes no embeddings file"
+    assert first["within_batch_cosine"] is None
+    assert first["within_batch_cosine_reason"] == "the run notes no embeddings file"
     matrix = np.load(out / "step-coherence-hidden-sdo.npy")
     assert matrix.dtype == np.float32
     assert matrix.shape == (12, 12)
@@ -98,8 +98,8 @@ def test_embedding_cosine_of_the_batches(tmp_path):
     batches = Run.open(path).steps().column("sample_ids").to_pylist()
     each = [np.mean([unit[i] @ unit[j] for i in ids for j in ids if i != j]) for ids in batches]
     entry = read(tmp_path / "a")["runs"][0]
-    assert entry["within_batch_embedding_cosine"] == pytest.approx(np.mean(each), abs=1e-6)
-    assert entry["within_batch_embedding_cosine_steps"] == 4
+    assert entry["within_batch_cosine"] == pytest.approx(np.mean(each), abs=1e-6)
+    assert entry["within_batch_cosine_steps"] == 4
     for embeddings, reason in (
         ({"path": "gone.npy"}, "is not there"),
         ({"path": str(tmp_path / "E.npy"), "fingerprint": "0"}, "fingerprint differs"),
@@ -107,11 +107,11 @@ def test_embedding_cosine_of_the_batches(tmp_path):
     ):
         run_folders.RunWriter(path, {"hidden": 16}).info(embeddings=embeddings)
         assert call(path, "--out", tmp_path / "a", "--overwrite") == 0
-        assert reason in read(tmp_path / "a")["runs"][0]["within_batch_embedding_cosine_reason"]
+        assert reason in read(tmp_path / "a")["runs"][0]["within_batch_cosine_reason"]
     np.save(tmp_path / "E.npy", matrix[:3])
     run_folders.RunWriter(path, {"hidden": 16}).info(embeddings={"path": str(tmp_path / "E.npy")})
     assert call(path, "--out", tmp_path / "a", "--overwrite") == 0
-    assert "no rows of the embeddings" in read(tmp_path / "a")["runs"][0]["within_batch_embedding_cosine_reason"]
+    assert "no rows of the embeddings" in read(tmp_path / "a")["runs"][0]["within_batch_cosine_reason"]
 
 
 def test_a_run_with_hardly_any_data(tmp_path, capsys):
