@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import SequentialSampler
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.completions import CompletionFollower, Rewards, follow_completions, trainer_needed
+from diagnostics.evaluations import HeldOut
 from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
-from diagnostics.losses import held_out_scores, sample_losses
+from diagnostics.losses import sample_losses
 from diagnostics.processes import Processes
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow
@@ -74,9 +74,7 @@ class Recording:
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
         self._logged_until = first_step  # updates that the trainer's logs of the loss cover
-        self._held_out: list[tuple[int, float]] = []
-        self._held_out_seen = 0
-        self._held_out_input: Any = None
+        self._held_out = HeldOut(kind, processes)
         self._forward_hook: Any = None
         self.log: RunLog
         kind.require(options.signals)
@@ -362,7 +360,7 @@ class Recording:
                 if torch.is_grad_enabled() or self._micros[-1].losses is None:
                     self._micros[-1].losses = sample_losses(output, kwargs, exact=False)
             elif not module.training and not torch.is_grad_enabled() and self._options.evaluations:
-                self._hold_evaluation(output, kwargs)
+                self._held_out.hold(output, kwargs)
 
     def _require_signals(self) -> None:
         """After the first step every signal must have fired; silence is never written as zeros."""
@@ -400,20 +398,8 @@ class Recording:
 
     # ------------------------------------------------------------------ evaluations
 
-    def _hold_evaluation(self, output: Any, kwargs: dict[str, Any]) -> None:
-        """Evaluation goes through its dataset in order, so that the count of samples so far is the position."""
-        # A second pass over the same batch is the reference's: the model with its adapters off.
-        batch = kwargs.get("input_ids")
-        if batch is not None and batch is self._held_out_input:
-            return
-        self._held_out_input = batch
-        for score in held_out_scores(output, kwargs, self._kind) or []:
-            if score is not None:
-                self._held_out.append((self._held_out_seen, score))
-            self._held_out_seen += 1
-
     def end_evaluation(self, step: int, name: str, loader: Any) -> None:
-        """Write the held-out losses that were read off an evaluation's forward passes.
+        """Write the held-out scores that were read off an evaluation's forward passes.
 
         Parameters
         ----------
@@ -422,33 +408,19 @@ class Recording:
         name
             The trainer's name of the loss, such as ``eval_loss``.
         loader
-            The evaluation's data loader. Where it does not go through its dataset in order, nothing is written, since
-            nobody could tell whose losses they are.
+            The evaluation's data loader.
         """
         if not self._options.evaluations:
             return
         with self._clock():
-            positions = _positions(loader, self._held_out_seen)
-            found = [] if positions is None else [(positions[at], score) for at, score in self._held_out]
-            lost = bool(self._held_out) and positions is None
-            parts = self._processes.numbers(np.array([lost, *(value for pair in found for value in pair)], np.float64))
-            # The last batches are filled up with rows from the beginning, so that every process has as many.
-            scores = {int(at): score for part in parts for at, score in zip(part[1::2], part[2::2], strict=True)}
-            if any(part[0] for part in parts):
-                warnings.warn(
-                    "the evaluation did not go through its rows once and in order, so its losses per sample are not "
-                    "recorded; mend: do not group by length, and no other forward passes while it runs",
-                    stacklevel=2,
-                )
-            elif scores:
-                ids = np.array(sorted(scores), np.int64)
-                name = name.removesuffix("loss") + self._kind.score_name
-                self.log.add_evaluation(step, name, ids, np.array([scores[at] for at in ids], np.float64))
-        self.forget_evaluation()
+            scores = self._held_out.end(loader)
+            if scores:
+                ids, values = np.array(list(scores), np.int64), np.array(list(scores.values()), np.float64)
+                self.log.add_evaluation(step, name.removesuffix("loss") + self._kind.score_name, ids, values)
 
     def forget_evaluation(self) -> None:
         """Drop what was read off forward passes since the last evaluation, a prediction's for instance."""
-        self._held_out, self._held_out_seen, self._held_out_input = [], 0, None
+        self._held_out.forget()
 
     # ------------------------------------------------------------------ folder
 
@@ -542,19 +514,6 @@ class Recording:
             yield
         finally:
             self._seconds += time.perf_counter() - started
-
-
-def _positions(loader: Any, seen: int) -> list[int] | None:
-    """Which row each sample of an evaluation was, in this process; None where the loader does not go in order."""
-    inner = getattr(loader, "base_dataloader", loader)
-    batches: Any = getattr(inner, "batch_sampler", None)
-    sampler = batches
-    while hasattr(sampler, "batch_sampler"):
-        sampler = sampler.batch_sampler
-    if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
-        return None
-    positions = [position for batch in batches for position in batch]  # a shard of batches deals itself out again
-    return positions if len(positions) == seen else None
 
 
 def _run_of_checkpoint(state: Any, recorder: GradientRecorder) -> str | None:
