@@ -22,7 +22,7 @@ from diagnostics.kinds import PLAIN, SUPPORTED, kind_of
 from diagnostics.signals import SIGNALS
 from sdo import SDO, attach
 from sdo.errors import InputError
-from sdo.trl import refusals
+from sdo.refusals import refusals
 
 PAIRS, BETA = 11, 0.5
 pytestmark = [
