@@ -14,10 +14,11 @@ import numpy as np
 
 from analysis.coherence import BatchCoherence, StepSummary, batch_coherence, mean_pairwise_cosine
 from analysis.estimates import Estimate, describe
+from analysis.gradient_rows import GradientRows
 from analysis.gram import gram_matrix, gram_measures
 from analysis.recorded import recorded_batches
 from analysis.redraw import find_embeddings
-from analysis.runs import GradientRows, Run
+from analysis.runs import Run
 from sdo.errors import InputError
 
 _BETWEEN = {"sample": "samples", "micro_batch": "micro-batches"}
