@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from analysis.gradient_rows import GradientRows
 from analysis.redraw_tests import redraw_p
-from analysis.runs import GradientRows
 from analysis.units import as_matrix, unit_rows
 from sdo.embeddings import Embeddings
 
