@@ -124,7 +124,3 @@ def _losses(run: Run) -> dict[str, Any]:
         return {"loss": None, "loss_reason": "no step has a finite loss"}
     (first_step, first), (last_step, last) = known[0], known[-1]
     return {"loss": {"first_step": first_step, "first": first, "last_step": last_step, "last": last}}
-
-
-# The experiment under benchmarks/paper still asks for it by this name.
-within_batch_embedding_cosine = mean_within_batch_cosine
