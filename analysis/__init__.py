@@ -23,6 +23,7 @@ from analysis.drawing import save
 from analysis.estimates import Estimate, Spread, describe
 from analysis.exposure import Exposure, gini, plan_exposure, run_exposure
 from analysis.exposure_plots import coverage_curves, exposure_histogram, seed_differences
+from analysis.gradient_rows import GradientRows
 from analysis.gram import (
     conflict_share,
     gradient_confusion,
@@ -37,7 +38,7 @@ from analysis.locality_study import RunLocality, SignalLocality, run_locality
 from analysis.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
 from analysis.predictions import Predictions, read_predictions
 from analysis.redraw_tests import Association
-from analysis.runs import GradientRows, Run
+from analysis.runs import Run
 from analysis.sample_pairs import (
     SamplePairs,
     Slope,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.estimates import gini_of_ascending
+
 Array = NDArray[np.float64]
 
 RAW = ("mean", "b20", "cv", "gini", "gap")
@@ -31,15 +33,12 @@ def raw_metrics(accuracies: Array) -> dict[str, Array]:
         ``gini`` are NaN where the mean is 0: there nothing is balanced, nor unbalanced.
     """
     a = np.sort(accuracies, axis=1)
-    C = a.shape[1]
     mean = a.mean(axis=1)
-    lowest = -(-C // 5)
-    # Of sorted values Σ_i Σ_j |a_i - a_j| = 2 Σ_i (2 i - C - 1) a_i, i from 1.
-    differences = 2.0 * (a @ (2.0 * np.arange(1, C + 1) - C - 1))
+    lowest = -(-a.shape[1] // 5)
     with np.errstate(divide="ignore", invalid="ignore"):
         cv = np.where(mean > 0, a.std(axis=1) / mean, np.nan)
-        gini = np.where(mean > 0, np.maximum(differences, 0.0) / (2.0 * C * C * mean), np.nan)
-    return {"mean": mean, "b20": a[:, :lowest].mean(axis=1), "cv": cv, "gini": gini, "gap": a[:, -1] - a[:, 0]}
+    b20, gap = a[:, :lowest].mean(axis=1), a[:, -1] - a[:, 0]
+    return {"mean": mean, "b20": b20, "cv": cv, "gini": gini_of_ascending(a), "gap": gap}
 
 
 def lorenz_curves(ascending: NDArray[np.floating]) -> Array:

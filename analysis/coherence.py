@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.estimates import Estimate, Spread, describe
-from analysis.runs import GradientRows
+from analysis.gradient_rows import GradientRows
 from analysis.units import Units, as_matrix, unit_rows
 
 _BLOCK = 2048  # steps in float64 at once: 128 MiB at k = 8192

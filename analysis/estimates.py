@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 
 @dataclass(frozen=True)
@@ -63,3 +63,28 @@ def describe(values: ArrayLike, empty: str = "there are no values") -> Spread:
         return Spread(count=0, reason=empty)
     low, lower, middle, upper, high = (float(q) for q in np.quantile(array, [0, 0.25, 0.5, 0.75, 1]))
     return Spread(len(array), float(array.mean()), low, lower, middle, upper, high)
+
+
+def gini_of_ascending(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the Gini index of each of R sets of values.
+
+    Parameters
+    ----------
+    values
+        Shape ``(R, n)``, from 0 on, ascending within each set, n at least 1.
+
+    Returns
+    -------
+    ndarray
+        Shape ``(R,)``; NaN where all values are 0.
+
+    Notes
+    -----
+    sum_ij |v_i - v_j| / (2 n^2 mean), which with ascending values is sum_i (2 i - n - 1) v_i / (n sum v), i from 1
+    (Sen, On Economic Inequality, 1973).
+    """
+    n = values.shape[1]
+    total = values.sum(axis=1)
+    # Not below 0: of equal values rounding may be left.
+    weighted = np.maximum(values @ (2.0 * np.arange(1, n + 1) - n - 1), 0.0)
+    return np.asarray(np.divide(weighted, n * total, out=np.full(len(values), np.nan), where=total > 0))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.estimates import Estimate
+from analysis.estimates import Estimate, gini_of_ascending
 from analysis.recorded import exposed_batches, steps_per_batch
 from analysis.runs import Run
 from sdo.errors import InputError
@@ -67,8 +67,7 @@ def gini(values: ArrayLike) -> Estimate:
 
     Notes
     -----
-    sum_ij |v_i - v_j| / (2 n^2 mean), which with ascending values is sum_i (2 i - n - 1) v_i / (n sum v), i from 1
-    (Sen, On Economic Inequality, 1973). Undefined where all are zero.
+    See `analysis.estimates.gini_of_ascending`. Undefined where all are zero.
 
     Examples
     --------
@@ -81,10 +80,9 @@ def gini(values: ArrayLike) -> Estimate:
         return Estimate.undefined("there are no samples")
     if v[0] < 0 or not np.isfinite(v).all():
         raise ValueError("the Gini index takes finite values from 0 on")
-    total = v.sum()
-    if total == 0:
+    if not v.any():
         return Estimate.undefined("no sample was seen", n)
-    return Estimate.of(float((2 * np.arange(1, n + 1) - n - 1) @ v / (n * total)), n)
+    return Estimate.of(float(gini_of_ascending(v[None])[0]), n)
 
 
 def run_exposure(run: Run) -> Exposure:

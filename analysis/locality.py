@@ -11,6 +11,7 @@ re-draws where the gradients of samples seen twice say that they are too narrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,6 +23,7 @@ from analysis.redraw_tests import Association, outcome
 from analysis.units import TILE, as_matrix, unit_rows
 
 _TREND_FROM = 20  # steps of an organizer epoch from which it gets a slope of its own
+_QUADRATIC_ROWS = 256  # fewer save arithmetic, more are multiplied faster
 _FEW = 3  # degrees of freedom, or pairs, that a correlation needs
 
 
@@ -178,16 +180,25 @@ class MatrixDesign:
     """
 
     def __init__(self, draw: Draw) -> None:
-        wide = draw.centroid.astype(np.float64)
-        centred = wide - wide.mean(axis=0)
+        centred = draw.centroid - draw.centroid.mean(axis=0, dtype=np.float64)
         self.centroid = centred.astype(np.float32)
         self.square = np.einsum("ij,ij->i", centred, centred)
-        inner = (self.centroid.T @ self.centroid).astype(np.float64)
-        self.total, self.deviation = _pairs_of(self.square, float(np.sum(np.square(inner))))
+        self.total = _sum_over_pairs(self.square)
         self.rows, self.columns = draw.sharing
-        self.shared = _pair_dots(self.centroid, self.rows, self.columns)
         T = len(draw)
         self.apart = T * (T - 1) // 2 - len(self.rows)
+
+    # Pictures of few steps need none of these.
+    @cached_property
+    def shared(self) -> NDArray[np.float64]:
+        """(P,), E of the pairs that share a sample."""
+        return _pair_dots(self.centroid, self.rows, self.columns)
+
+    @cached_property
+    def deviation(self) -> float:
+        """Standard deviation of E over all pairs."""
+        inner = self.centroid.T @ self.centroid
+        return _pairs_of(self.square, float(np.sum(np.square(inner, dtype=np.float64))))[1]
 
     def statistic(self, gradients: StepGradients) -> float:
         """Return the covariance of E and C over pairs without a common sample, over the deviations of all pairs.
@@ -287,6 +298,11 @@ def matrix_inflation(variance: float, redrawn_variance: float, redrawn: NDArray[
     return float(np.sqrt(1.0 + excess / spread)) if spread > 0 and np.isfinite(excess) else 1.0
 
 
+def _sum_over_pairs(square: NDArray[np.float64]) -> float:
+    """Return the sum over pairs t < s of products of centred rows, whose squared lengths `square` holds."""
+    return -float(square.sum()) / 2  # the rows sum to zero
+
+
 def _pairs_of(square: NDArray[np.float64], whole: float) -> tuple[float, float]:
     """Return sum and standard deviation over pairs t < s of products of centred rows.
 
@@ -294,7 +310,7 @@ def _pairs_of(square: NDArray[np.float64], whole: float) -> tuple[float, float]:
     """
     T = len(square)
     pairs = T * (T - 1) / 2
-    total = -float(square.sum()) / 2  # the rows sum to zero
+    total = _sum_over_pairs(square)
     if not pairs:
         return total, 0.0
     variance = (whole - float(square @ square)) / 2 / pairs - (total / pairs) ** 2
@@ -313,8 +329,8 @@ def _pair_dots(rows: NDArray[np.float32], left: NDArray[np.int64], right: NDArra
 def _quadratic(symmetric: NDArray[np.float32], rows: NDArray[np.float32]) -> float:
     """Return the trace of rows' x symmetric x rows, from little more than half of the matrix."""
     total = 0.0
-    for start in range(0, len(rows), TILE):
-        own = rows[start : start + TILE]
+    for start in range(0, len(rows), _QUADRATIC_ROWS):
+        own = rows[start : start + _QUADRATIC_ROWS]
         stop = start + len(own)
         part = symmetric[start:stop, start:stop] @ own
         if stop < len(rows):

@@ -105,7 +105,7 @@ def signal_clouds(
         figure = root_figure(places[0])
     band = "95 % of re-draws, widened by lambda"
     parts: list[tuple[str, str, str, str, str, str]] = [
-        ("series", "Steps", "within-batch embedding cosine, drift removed", "batch coherence, drift removed", band,
+        ("series", "Steps", "within-batch cosine, drift removed", "batch coherence, drift removed", band,
          _association_note(found.series, found.reasons.get("series"))),
         ("matrix", "Pairs of steps without a common sample", "cosine of batch centroids, centred",
          "step coherence, centred", band, _association_note(found.matrix, found.reasons.get("matrix"))),

@@ -299,7 +299,7 @@ class _Picture:
             return None
         x, y = self._points(design)
         if number >= 0:
-            return _bin_means(x, y, self._edges)[1]
+            return _bin_means([y], *_bins(x, self._edges))[0]
         if not len(x):  # every pair of steps shares a sample
             return x, y
         self._edges = np.unique(np.quantile(x, np.linspace(0, 1, _BINS + 1)))
@@ -310,7 +310,8 @@ class _Picture:
     def result(self, observed: Any, redrawn: Sequence[Any]) -> tuple[Cloud, NDArray[np.float64]]:
         """Return the picture without its band, and the re-draws' means by bin."""
         x, y = observed
-        mean_x, mean_y, count = _bin_means(x, y, self._edges)
+        place, count = _bins(x, self._edges)
+        mean_x, mean_y = _bin_means([x, y], place, count)
         nothing = np.full(len(mean_x), np.nan)
         cloud = Cloud(x, y, BinnedMean(self._edges, mean_x, mean_y, nothing, nothing, count))
         return cloud, np.stack([one for one in redrawn if one is not None])
@@ -320,7 +321,9 @@ class _Picture:
             return design.residual, self._coherence - design.basis @ (design.basis.T @ self._coherence)
         apart = self._upper.copy()
         apart[design.rows, design.columns] = False
-        return (design.centroid @ design.centroid.T)[apart].astype(np.float64), self._gradients[apart]
+        places = np.flatnonzero(apart)
+        products = design.centroid @ design.centroid.T
+        return products.take(places).astype(np.float64), self._gradients.take(places)
 
 
 def _with_band(cloud: Cloud, others: NDArray[np.float64], inflation: float) -> Cloud:
@@ -335,21 +338,20 @@ def _with_band(cloud: Cloud, others: NDArray[np.float64], inflation: float) -> C
     return replace(cloud, binned=replace(cloud.binned, low=low, high=high))
 
 
-def _bin_means(
-    x: NDArray[np.float64], y: NDArray[np.float64], edges: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Return mean x, mean y (NaN where there is nothing) and count in each bin; the outer bins are open.
+def _bins(x: NDArray[np.float64], edges: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """Return the bin of each x and the count in each; the outer bins are open, and without edges there are none."""
+    place = np.zeros(len(x), dtype=np.int8)
+    for edge in edges[1:-1]:  # few: a comparison with each is faster than a search
+        place += x >= edge
+    return place, np.bincount(place, minlength=len(edges) - 1) if len(edges) > 1 else np.zeros(0, dtype=np.int64)
 
-    Without edges there are no bins.
-    """
-    n = len(edges) - 1
-    if n < 1:
-        return np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64)
-    place = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, n - 1)
-    count = np.bincount(place, minlength=n)
+
+def _bin_means(
+    values: Sequence[NDArray[np.float64]], place: NDArray[np.int8], count: NDArray[np.int64]
+) -> list[NDArray[np.float64]]:
+    """Return the mean of each of some values in each bin; NaN where there is nothing."""
     some = np.where(count > 0, count, 1)
-    means = [np.where(count > 0, np.bincount(place, values, n) / some, np.nan) for values in (x, y)]
-    return means[0], means[1], count
+    return [np.where(count > 0, np.bincount(place, one, len(count))[: len(count)] / some, np.nan) for one in values]
 
 
 def locality_entry(found: RunLocality) -> dict[str, Any]:

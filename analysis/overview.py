@@ -14,10 +14,11 @@ import numpy as np
 
 from analysis.coherence import BatchCoherence, StepSummary, batch_coherence, mean_pairwise_cosine
 from analysis.estimates import Estimate, describe
+from analysis.gradient_rows import GradientRows
 from analysis.gram import gram_matrix, gram_measures
 from analysis.recorded import recorded_batches
 from analysis.redraw import find_embeddings
-from analysis.runs import GradientRows, Run
+from analysis.runs import Run
 from sdo.errors import InputError
 
 _BETWEEN = {"sample": "samples", "micro_batch": "micro-batches"}
@@ -30,7 +31,7 @@ def run_overview(run: Run) -> dict[str, Any]:
     entry["status"] = run.info.get("status")
     entry |= with_reason("recorder_share", recorder_share(run), "steps")
     entry |= _losses(run)
-    return entry | with_reason("within_batch_embedding_cosine", within_batch_embedding_cosine(run), "steps")
+    return entry | with_reason("within_batch_cosine", mean_within_batch_cosine(run), "steps")
 
 
 def recorder_share(run: Run) -> Estimate:
@@ -42,7 +43,7 @@ def recorder_share(run: Run) -> Estimate:
     return Estimate.of(own / (own + rest), table.num_rows)
 
 
-def within_batch_embedding_cosine(run: Run) -> Estimate:
+def mean_within_batch_cosine(run: Run) -> Estimate:
     """Return the mean over steps of the mean pairwise cosine of the embeddings in a batch; `count` is steps."""
     try:
         embeddings = find_embeddings(run)

@@ -80,8 +80,10 @@ class Draw:
         steps_per_batch
             Steps that train from one generation batch, in which a sample is exposed once.
         """
-        sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
-        flat = np.concatenate(list(batches))
+        if isinstance(batches, np.ndarray):
+            sizes, flat = np.full(len(batches), batches.shape[1], dtype=np.int64), batches.ravel()
+        else:
+            sizes, flat = np.array([len(batch) for batch in batches], dtype=np.int64), np.concatenate(batches)
         place_step = np.repeat(np.arange(len(sizes)), sizes)
         seen = _seen_before(flat, place_step // steps_per_batch)
         T, size = len(steps), sizes[steps]
@@ -89,7 +91,10 @@ class Draw:
         # Places of the chosen steps: where each of them begins, and on from there.
         places = np.repeat((np.cumsum(sizes) - sizes)[steps] - ends[:-1], size) + np.arange(ends[-1])
         chosen, row = flat[places], np.repeat(np.arange(T), size)
-        used, place = np.unique(chosen, return_inverse=True)
+        among = np.zeros(len(embeddings), dtype=np.bool_)
+        among[chosen] = True
+        used = np.flatnonzero(among)
+        place = (np.cumsum(among) - 1)[chosen]
         incidence = sp.csr_array((np.ones(len(chosen)), place, ends), shape=(T, len(used)))
         unit = embeddings.unit[used].astype(np.float64)
         total = np.asarray(incidence @ unit)
@@ -109,6 +114,23 @@ class Draw:
                 [np.bincount(row, u, minlength=T) / size for u in (seen[places], np.log1p(seen[places]))], axis=1
             ),
             sharing=_sharing(chosen, row, T),
+        )
+
+    def take(self, positions: NDArray[np.int64]) -> Draw:
+        """Return the draw of some of its steps, (n,) ascending positions."""
+        if len(positions) == len(self):
+            return self
+        place = np.full(len(self), -1)
+        place[positions] = np.arange(len(positions))
+        left, right = (place[side] for side in self.sharing)
+        both = (left >= 0) & (right >= 0)
+        return Draw(
+            step=self.step[positions],
+            organizer_epoch=self.organizer_epoch[positions],
+            cosine=self.cosine[positions],
+            centroid=self.centroid[positions],
+            exposure=self.exposure[positions],
+            sharing=(left[both], right[both]),
         )
 
 
@@ -136,7 +158,7 @@ class Redraws:
             -1 for the draw that the run trained; 0, 1, … for re-draws, which are the same for equal plans on every
             machine.
         steps
-            Ascending steps, (T,) each; equal arrays are described once.
+            Ascending steps, (T,) each; equal arrays give one object.
         """
         plan = self.plan
         if number >= 0:
@@ -149,10 +171,15 @@ class Redraws:
         while sum(map(len, epochs)) < stop:
             epochs.append(np.full(plan.epoch(len(epochs)).steps, len(epochs)))
         epoch = np.concatenate(epochs)[:stop]
+        every = np.zeros(stop, dtype=np.bool_)
+        for one in steps:
+            every[one] = True
+        whole = Draw.of(batches, epoch, np.flatnonzero(every), self.embeddings)
+        place = np.cumsum(every) - 1
         known: dict[bytes, Draw] = {}
         for one in steps:
             if one.tobytes() not in known:
-                known[one.tobytes()] = Draw.of(batches, epoch, one, self.embeddings)
+                known[one.tobytes()] = whole.take(place[one])
         return [known[one.tobytes()] for one in steps]
 
 
@@ -245,7 +272,7 @@ def _digest(ids: NDArray[np.int64]) -> str:
 
 def _seen_before(samples: NDArray[np.int64], batch: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return for each of (n,) places, ascending by batch, how many earlier batches hold its sample."""
-    order = np.argsort(samples, kind="stable")
+    order = _by_sample(samples)
     starts = np.flatnonzero(np.diff(samples[order], prepend=-1))
     fresh = np.diff(batch[order], prepend=-1) != 0
     fresh[starts] = True
@@ -257,7 +284,7 @@ def _seen_before(samples: NDArray[np.int64], batch: NDArray[np.int64]) -> NDArra
 
 def _sharing(samples: NDArray[np.int64], row: NDArray[np.int64], T: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the pairs t < s of T batches that have a sample in common, each once; `row` says whose a sample is."""
-    order = np.argsort(samples, kind="stable")
+    order = _by_sample(samples)
     ids, step = samples[order], row[order]
     found = []
     # A sample that stands in n batches makes pairs at distances 1 to n - 1 in the sorted list.
@@ -268,5 +295,15 @@ def _sharing(samples: NDArray[np.int64], row: NDArray[np.int64], T: int) -> tupl
             break
         found.append(step[same] * T + step[same + distance])
         distance += 1
-    pairs = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+    if not found:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    pairs = np.sort(np.concatenate(found))
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]
     return pairs // T, pairs % T
+
+
+def _by_sample(samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the order of (n,) places by sample, then by place: a stable argsort, at the speed of a plain sort."""
+    keys = samples * len(samples) + np.arange(len(samples))
+    keys.sort()
+    return keys % len(samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from analysis.redraw import Draw, Redraws
 # What was simulated, and so what p-values are offered for: no fewer steps, and of more an even selection.
 MIN_STEPS = 100
 MAX_STEPS = 3000
+_MOST_WORKERS = 4  # more would wait for each other in what a re-draw does outside of numpy
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ def thin(steps: NDArray[np.int64], most: int = MAX_STEPS) -> NDArray[np.int64]:
     """Return positions of every m-th of (T,) steps, m the smallest number that leaves at most `most`."""
     every = max(1, -(-len(steps) // most))
     return np.arange(0, len(steps), every)
+
+
+def worker_count() -> int:
+    """Return how many threads draw plans anew where nothing else is said."""
+    return min(_MOST_WORKERS, os.cpu_count() or 1)
 
 
 def run_tests(

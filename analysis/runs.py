@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from analysis.gradient_rows import GradientRows, concatenate, merge_ranks, rank_of, rows_of, sketches_of
 from analysis.mapped import let_go, zeros
 from sdo.errors import InputError
 
@@ -59,82 +59,8 @@ _EVALUATIONS = pa.schema(
     [("step", pa.int64()), ("name", pa.string()), ("sample_id", pa.int64()), ("score", pa.float64())]
 )
 _GRADIENT_COLUMNS = ["step", "kind", "micro_batch", "sample_ids", "tokens", "norm", "norm_state", "reason"]
-_PART_NAME = re.compile(r"part-r(\d+)-(\d+)-(\d+)\.parquet")
 # Rows decoded at once: 512 sketches of 8192 entries are 16 MiB, whatever the size of the part.
 _READ_ROWS = 512
-
-
-@dataclass(frozen=True, eq=False)
-class GradientRows:
-    """Recorded gradients of one signal and one kind, T rows in the order of their steps.
-
-    Parameters
-    ----------
-    signal, kind
-        What was recorded, for instance ``"weight"``, and a row's scope: ``"step"``, ``"micro_batch"`` or
-        ``"sample"``.
-    step
-        (T,) int64, counted from 0.
-    rank
-        (T,) int64, the process that wrote the row; -1 for a row put together from several.
-    micro_batch
-        (T,) int64, -1 where there is none.
-    sample_ids
-        T arrays of int64.
-    tokens
-        (T,) int64.
-    norm
-        (T,) float64, Euclidean norm of the full gradient, not of its sketch.
-    norm_state
-        T words on the norm (raw or clipped, scaled or not).
-    reason
-        T texts: why a gradient is undefined; None where it is defined.
-    sketch
-        (T, k) float32; zeros where undefined.
-    """
-
-    signal: str
-    kind: str
-    step: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    micro_batch: NDArray[np.int64]
-    sample_ids: tuple[NDArray[np.int64], ...]
-    tokens: NDArray[np.int64]
-    norm: NDArray[np.float64]
-    norm_state: tuple[str, ...]
-    reason: tuple[str | None, ...]
-    sketch: NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    @property
-    def defined(self) -> NDArray[np.bool_]:
-        """(T,) bool: rows without a reason whose norm is positive and finite."""
-        stated = np.array([reason is None for reason in self.reason], dtype=bool)
-        return stated & np.isfinite(self.norm) & (self.norm > 0)
-
-    def take(self, index: NDArray[np.int64]) -> GradientRows:
-        """Return the rows `index`, (n,) positions, in that order."""
-        return replace(
-            self,
-            step=self.step[index],
-            rank=self.rank[index],
-            micro_batch=self.micro_batch[index],
-            sample_ids=tuple(self.sample_ids[i] for i in index),
-            tokens=self.tokens[index],
-            norm=self.norm[index],
-            norm_state=tuple(self.norm_state[i] for i in index),
-            reason=tuple(self.reason[i] for i in index),
-            sketch=self.sketch[index],
-        )
-
-    def by_step(self) -> Iterator[GradientRows]:
-        """Yield the rows of one step after the other."""
-        edges = np.flatnonzero(np.diff(self.step)) + 1
-        for positions in np.split(np.arange(len(self)), edges):
-            if len(positions):
-                yield self.take(positions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +175,7 @@ class Run:
         """
         files = self._gradient_files(signal, kind)
         k = self._stored(signal)
-        light = [_rows(_read(file, _GRADIENT_COLUMNS, kind), signal, kind, file, 0) for file in files]
+        light = [rows_of(_read(file, _GRADIENT_COLUMNS, kind), signal, kind, file, 0) for file in files]
         steps = np.concatenate([rows.step for rows in light])
         order = np.argsort(steps, kind="stable")
         place = np.empty_like(order)
@@ -258,13 +184,13 @@ class Run:
         start = 0
         for file in files:
             for batch in _batches(file, ["kind", "sketch"], kind):
-                values = _sketches(batch.column("sketch"), k, file)
+                values = sketches_of(batch.column("sketch"), k, file)
                 sketch[place[start : start + len(values)]] = values
                 start += len(values)
             let_go(sketch)
-        whole = _concatenate(light).take(order)
+        whole = concatenate(light).take(order)
         rows = replace(whole, sketch=sketch)
-        return _merge_ranks(rows, self.path) if kind == "step" else rows
+        return merge_ranks(rows, self.path) if kind == "step" else rows
 
     def iter_steps(self, signal: str, kind: str) -> Iterator[GradientRows]:
         """Yield the rows of one step after the other, from all ranks, one part a rank in memory.
@@ -274,16 +200,16 @@ class Run:
         k = self._stored(signal)
         ranks: dict[int, list[Path]] = {}
         for file in self._gradient_files(signal, kind):
-            ranks.setdefault(_rank(file), []).append(file)
+            ranks.setdefault(rank_of(file), []).append(file)
 
         def one_rank(files: list[Path]) -> Iterator[GradientRows]:
             for file in files:
-                rows = _rows(_read(file, [*_GRADIENT_COLUMNS, "sketch"], kind), signal, kind, file, k)
+                rows = rows_of(_read(file, [*_GRADIENT_COLUMNS, "sketch"], kind), signal, kind, file, k)
                 yield from rows.take(np.argsort(rows.step, kind="stable")).by_step()
 
         merged = heapq.merge(*map(one_rank, ranks.values()), key=lambda rows: int(rows.step[0]))
         for _, group in groupby(merged, key=lambda rows: int(rows.step[0])):
-            yield _concatenate(list(group))
+            yield concatenate(list(group))
 
     def check(self) -> None:
         """Open every part of the folder and read its footer.
@@ -335,13 +261,6 @@ class Run:
         return files[signal]
 
 
-def _rank(file: Path) -> int:
-    match = _PART_NAME.fullmatch(file.name)
-    if match is None:
-        raise InputError(f"{file}: expected a name like part-r0-00000000-00000049.parquet")
-    return int(match[1])
-
-
 def _open(file: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file)
@@ -367,89 +286,3 @@ def _read(file: Path, columns: list[str], kind: str | None = None) -> pa.Table:
     if not batches:
         return pa.schema([schema.field(name) for name in columns]).empty_table()
     return pa.Table.from_batches(batches)
-
-
-def _sketches(column: Any, k: int, file: Path) -> NDArray[np.float32]:
-    values = np.asarray(column.flatten(), dtype=np.float32)
-    if column.null_count or len(values) != len(column) * k:
-        raise InputError(f"{file}: every sketch must have {k} entries, as run.json says")
-    return values.reshape(len(column), k)
-
-
-def _rows(table: pa.Table, signal: str, kind: str, file: Path, k: int) -> GradientRows:
-    """Turn a table into rows; with k = 0 the sketches are left out (width 0)."""
-    table = table.combine_chunks()
-
-    def numbers(name: str, null: float, dtype: type) -> Any:
-        return np.array(pc.fill_null(table.column(name), null).to_numpy(), dtype=dtype)
-
-    sketch = np.zeros((len(table), 0), dtype=np.float32)
-    if k and len(table):
-        sketch = _sketches(table.column("sketch").chunk(0), k, file)
-    elif k:
-        sketch = np.zeros((0, k), dtype=np.float32)
-    return GradientRows(
-        signal=signal,
-        kind=kind,
-        step=numbers("step", -1, np.int64),
-        rank=np.full(len(table), _rank(file), dtype=np.int64),
-        micro_batch=numbers("micro_batch", -1, np.int64),
-        sample_ids=tuple(np.array(x or [], dtype=np.int64) for x in table.column("sample_ids").to_pylist()),
-        tokens=numbers("tokens", 0, np.int64),
-        norm=numbers("norm", np.nan, np.float64),
-        norm_state=tuple(state or "" for state in table.column("norm_state").to_pylist()),
-        reason=tuple(table.column("reason").to_pylist()),
-        sketch=sketch,
-    )
-
-
-def _concatenate(parts: list[GradientRows]) -> GradientRows:
-    if len(parts) == 1:
-        return parts[0]
-    return GradientRows(
-        signal=parts[0].signal,
-        kind=parts[0].kind,
-        step=np.concatenate([part.step for part in parts]),
-        rank=np.concatenate([part.rank for part in parts]),
-        micro_batch=np.concatenate([part.micro_batch for part in parts]),
-        sample_ids=tuple(ids for part in parts for ids in part.sample_ids),
-        tokens=np.concatenate([part.tokens for part in parts]),
-        norm=np.concatenate([part.norm for part in parts]),
-        norm_state=tuple(state for part in parts for state in part.norm_state),
-        reason=tuple(reason for part in parts for reason in part.reason),
-        sketch=np.concatenate([part.sketch for part in parts]),
-    )
-
-
-def _merge_ranks(rows: GradientRows, path: Path) -> GradientRows:
-    """Reduce the rows of each step to one: the mean over ranks."""
-    if len(np.unique(rows.step)) == len(rows):
-        return rows
-    sketch, start = rows.sketch, 0
-    merged: list[GradientRows] = []
-    for group in replace(rows, sketch=rows.sketch[:, :0]).by_step():
-        if len(np.unique(group.rank)) < len(group):
-            raise InputError(f"{path}: a rank recorded step {group.step[0]} of {rows.signal!r} twice")
-        parts = sketch[start : start + len(group)]
-        start += len(group)
-        # In place, from the front: a mean never stands behind the rows it is of.
-        mean = sketch[len(merged)]
-        mean[:] = parts[0] if len(group) == 1 else parts.mean(axis=0, dtype=np.float64)
-        if len(group) == 1:
-            merged.append(group)
-            continue
-        # Equal norms mean that every rank saw the reduced gradient; else only the sketch knows the norm.
-        reduced = np.allclose(group.norm, group.norm[0], rtol=1e-6, atol=0)
-        alike = all(np.array_equal(ids, group.sample_ids[0]) for ids in group.sample_ids)
-        norm = group.norm[0] if reduced else np.linalg.norm(mean.astype(np.float64))
-        merged.append(
-            replace(
-                group.take(np.array([0])),
-                rank=np.array([-1]),
-                sample_ids=(np.unique(np.concatenate(group.sample_ids)),),
-                tokens=group.tokens[:1] if alike else group.tokens.sum(keepdims=True),
-                norm=np.array([norm]),
-                reason=(next((reason for reason in group.reason if reason is not None), None),),
-            )
-        )
-    return replace(_concatenate(merged), sketch=sketch[: len(merged)])

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.gradient_rows import GradientRows
 from analysis.jackknife import jackknife_error, reach
 from analysis.redraw_tests import redraw_p
-from analysis.runs import GradientRows
 from analysis.units import as_matrix, unit_rows
 from sdo.embeddings import Embeddings
 

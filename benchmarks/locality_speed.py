@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import numpy as np
 
 from analysis.locality import MatrixTest, SeriesTest
 from analysis.redraw import Redraws
-from analysis.redraw_tests import run_tests
+from analysis.redraw_tests import run_tests, worker_count
 from benchmarks.locality_levels import PAPER_N, embeddings_here
 from sdo import SDO
 
@@ -30,7 +29,7 @@ def main(steps: int = 3000, width: int = 8192, redraws: int = 39) -> None:
         SeriesTest(numbers, rng.standard_normal(steps)),
     ]
     built = time.perf_counter() - built
-    workers = min(4, os.cpu_count() or 1)
+    workers = worker_count()
     few = _timed(lambda: run_tests(Redraws(plan, embeddings), tests, 1, workers=workers))
     many = _timed(lambda: run_tests(Redraws(plan, embeddings), tests, 1 + redraws, workers=workers))
     each = (many - few) / redraws

@@ -92,7 +92,10 @@ PLAIN = TrainerKind(
     score_from="loss",
 )
 _PAIR = "a prompt with its chosen and its rejected answer"
-_LOGGED = "as the trainer logs it: the mean over the step's micro-batches; null for steps that it does not log"
+_LOGGED = (
+    "as the trainer logs it: the mean over the step's micro-batches; null for steps that it does not log, and where a "
+    "loss was not finite"
+)
 
 # One entry for each class of TRL; descendants of a user's own follow the first class of TRL in their lineage.
 SUPPORTED = (

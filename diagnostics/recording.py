@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 import warnings
@@ -13,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import SequentialSampler
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.completions import CompletionFollower, Rewards, follow_completions, trainer_needed
+from diagnostics.evaluations import HeldOut
 from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
-from diagnostics.losses import held_out_scores, sample_losses
+from diagnostics.losses import sample_losses
 from diagnostics.processes import Processes
 from diagnostics.provenance import describe_run
 from diagnostics.runlog import RunLog, StepRow
 from diagnostics.scaling import loss_scale, update_was_skipped
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, Update, WeightTap
-from diagnostics.step_rows import head_rows, hidden_rows, weight_rows
+from diagnostics.step_rows import StepRows
 from diagnostics.step_total import StepTotal, total_step
 from sdo.errors import InputError
 from sdo.plan import EpochPlan, Plan, describe_difference
@@ -67,13 +68,13 @@ class Recording:
         self._seconds_in_rows = 0.0
         self._step_started = 0.0
         self._pending: dict[str, Any] | None = None  # the row of the step that the trainer has not logged yet
+        self._filters = bool(getattr(args, "logging_nan_inf_filter", False))
+        self._gradient: tuple[int, float | None] = (0, None)  # of that step: micro-batches, and the norm of a sketch
         self._update: Update | None = None
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
         self._logged_until = first_step  # updates that the trainer's logs of the loss cover
-        self._held_out: list[tuple[int, float]] = []
-        self._held_out_seen = 0
-        self._held_out_input: Any = None
+        self._held_out = HeldOut(kind, processes)
         self._forward_hook: Any = None
         self.log: RunLog
         kind.require(options.signals)
@@ -241,6 +242,7 @@ class Recording:
                 "seconds": seconds,
                 "sample_ids": total.sample_ids,
             }
+            self._gradient = (total.micro_batches, total.sketch_norm)
             self._write_gradients(total)
             self._micros = []
             if total.saving:
@@ -283,14 +285,28 @@ class Recording:
         if "loss" in logs:
             single = updates - self._logged_until == 1
             if self._pending is not None and last and single and self._kind.loss_from == "log":
-                self._pending["loss"] = float(logs["loss"])
+                loss = float(logs["loss"])
+                self._pending["loss"] = None if self._was_replaced(loss) else loss
             self._logged_until = updates
+
+    def _was_replaced(self, loss: float) -> bool:
+        """Whether a logged loss of one step stands for one that was not finite.
+
+        With ``logging_nan_inf_filter`` transformers leaves a micro-batch's loss out where it is not finite. Of a single
+        micro-batch 0 is left, which a gradient contradicts; of several a sum of the others, when the gradient is hardly
+        finite either.
+        """
+        micro_batches, norm = self._gradient
+        if not self._filters or norm is None:
+            return False
+        return (loss == 0 and norm != 0) if micro_batches == 1 else not math.isfinite(norm)
 
     def _write_gradients(self, total: StepTotal) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
-        step, micros, processes = self._step, self._micros, self._processes
+        step, micros = self._step, self._micros
+        rows = StepRows(step, micros, total, norm_state, self._processes)
         if self._weight is not None:
-            for row, sketch in weight_rows(step, micros, total, norm_state, processes):
+            for row, sketch in rows.weight():
                 self.log.add_gradient("weight", row, sketch)
             if not total.same_direction and step == self._first_step:
                 warnings.warn(
@@ -299,16 +315,14 @@ class Recording:
                     stacklevel=2,
                 )
         if self._hidden is not None:
-            sketcher, with_samples = self._hidden.sketch, self._with_samples
-            for row, sketch in hidden_rows(step, micros, total, sketcher, norm_state, processes, with_samples):
+            for row, sketch in rows.hidden(self._hidden.sketch, with_samples=self._with_samples):
                 self.log.add_gradient("hidden", row, sketch)
             if total.coherence is not None:
                 self._channel.scalars.add("batch_coherence", total.coherence)
             if total.hidden is not None:
                 self._hidden.check_step(step, total.hidden)
         if self._head is not None:
-            sketcher, with_samples = self._head.sketch, self._head.with_samples(step)
-            for row, sketch in head_rows(step, micros, total, sketcher, norm_state, processes, with_samples):
+            for row, sketch in rows.head_only(self._head.sketch, with_samples=self._head.with_samples(step)):
                 self.log.add_gradient("head_only", row, sketch)
             self._head.check_step(step, micros)
         checks = [tap.check for tap in self._taps.values() if tap.check is not None]
@@ -346,7 +360,7 @@ class Recording:
                 if torch.is_grad_enabled() or self._micros[-1].losses is None:
                     self._micros[-1].losses = sample_losses(output, kwargs, exact=False)
             elif not module.training and not torch.is_grad_enabled() and self._options.evaluations:
-                self._hold_evaluation(output, kwargs)
+                self._held_out.hold(output, kwargs)
 
     def _require_signals(self) -> None:
         """After the first step every signal must have fired; silence is never written as zeros."""
@@ -384,20 +398,8 @@ class Recording:
 
     # ------------------------------------------------------------------ evaluations
 
-    def _hold_evaluation(self, output: Any, kwargs: dict[str, Any]) -> None:
-        """Evaluation goes through its dataset in order, so that the count of samples so far is the position."""
-        # A second pass over the same batch is the reference's: the model with its adapters off.
-        batch = kwargs.get("input_ids")
-        if batch is not None and batch is self._held_out_input:
-            return
-        self._held_out_input = batch
-        for score in held_out_scores(output, kwargs, self._kind) or []:
-            if score is not None:
-                self._held_out.append((self._held_out_seen, score))
-            self._held_out_seen += 1
-
     def end_evaluation(self, step: int, name: str, loader: Any) -> None:
-        """Write the held-out losses that were read off an evaluation's forward passes.
+        """Write the held-out scores that were read off an evaluation's forward passes.
 
         Parameters
         ----------
@@ -406,33 +408,19 @@ class Recording:
         name
             The trainer's name of the loss, such as ``eval_loss``.
         loader
-            The evaluation's data loader. Where it does not go through its dataset in order, nothing is written, since
-            nobody could tell whose losses they are.
+            The evaluation's data loader.
         """
         if not self._options.evaluations:
             return
         with self._clock():
-            positions = _positions(loader, self._held_out_seen)
-            found = [] if positions is None else [(positions[at], score) for at, score in self._held_out]
-            lost = bool(self._held_out) and positions is None
-            parts = self._processes.numbers(np.array([lost, *(value for pair in found for value in pair)], np.float64))
-            # The last batches are filled up with rows from the beginning, so that every process has as many.
-            scores = {int(at): score for part in parts for at, score in zip(part[1::2], part[2::2], strict=True)}
-            if any(part[0] for part in parts):
-                warnings.warn(
-                    "the evaluation did not go through its rows once and in order, so its losses per sample are not "
-                    "recorded; mend: do not group by length, and no other forward passes while it runs",
-                    stacklevel=2,
-                )
-            elif scores:
-                ids = np.array(sorted(scores), np.int64)
-                name = name.removesuffix("loss") + self._kind.score_name
-                self.log.add_evaluation(step, name, ids, np.array([scores[at] for at in ids], np.float64))
-        self.forget_evaluation()
+            scores = self._held_out.end(loader)
+            if scores:
+                ids, values = np.array(list(scores), np.int64), np.array(list(scores.values()), np.float64)
+                self.log.add_evaluation(step, name.removesuffix("loss") + self._kind.score_name, ids, values)
 
     def forget_evaluation(self) -> None:
         """Drop what was read off forward passes since the last evaluation, a prediction's for instance."""
-        self._held_out, self._held_out_seen, self._held_out_input = [], 0, None
+        self._held_out.forget()
 
     # ------------------------------------------------------------------ folder
 
@@ -526,19 +514,6 @@ class Recording:
             yield
         finally:
             self._seconds += time.perf_counter() - started
-
-
-def _positions(loader: Any, seen: int) -> list[int] | None:
-    """Which row each sample of an evaluation was, in this process; None where the loader does not go in order."""
-    inner = getattr(loader, "base_dataloader", loader)
-    batches: Any = getattr(inner, "batch_sampler", None)
-    sampler = batches
-    while hasattr(sampler, "batch_sampler"):
-        sampler = sampler.batch_sampler
-    if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
-        return None
-    positions = [position for batch in batches for position in batch]  # a shard of batches deals itself out again
-    return positions if len(positions) == seen else None
 
 
 def _run_of_checkpoint(state: Any, recorder: GradientRecorder) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,10 +18,13 @@ from diagnostics.step_total import StepTotal
 Row = tuple[GradientRow, NDArray[np.float32]]
 
 
-def weight_rows(
-    step: int, micros: list[MicroBatch], total: StepTotal, norm_state: str, processes: Processes
-) -> Iterator[Row]:
-    """Yield this process's rows of ``weight``: the step's, and those of its micro-batches where there are several.
+# A vector, a sketch of shape (k,), and the exact 2-norm of what it is of; None where that is not known.
+Measured = tuple[torch.Tensor, float | torch.Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class StepRows:
+    """The rows of one step that this process writes.
 
     Parameters
     ----------
@@ -34,103 +38,99 @@ def weight_rows(
         Whether norms are raw or clipped, scaled or not, in words.
     processes
         Micro-batches are numbered over all of them, in the order of the batch.
-
-    Yields
-    ------
-    tuple
-        The row and its sketch, shape ``(k,)``, float32. With one micro-batch the step's row is that micro-batch's too.
-    """
-    if processes.leads and total.weight is not None:
-        ids, tokens, norm = total.sample_ids, total.tokens, total.weight_norm
-        yield make_row(step, "step", None, ids, tokens, norm, norm_state, total.weight, total.tied)
-    if total.micro_batches > 1:
-        for number, micro in enumerate(micros):
-            if micro.weight is not None:
-                ids, tokens, place = micro.sample_ids, sum(micro.tokens), number * processes.count + processes.rank
-                exact, tied = micro.weight_norm, all(micro.tied)
-                yield make_row(step, "micro_batch", place, ids, tokens, exact, norm_state, micro.weight, tied)
-
-
-def hidden_rows(
-    step: int,
-    micros: list[MicroBatch],
-    total: StepTotal,
-    sketch: GradientSketch,
-    norm_state: str,
-    processes: Processes,
-    with_samples: bool,
-) -> Iterator[Row]:
-    """Yield this process's rows of ``hidden``: as :func:`weight_rows`, and those of single samples where asked for.
-
-    Parameters
-    ----------
-    step, micros, total, norm_state, processes
-        As in :func:`weight_rows`.
-    sketch
-        Of vectors of the decoder's width; the identity unless they are longer than k.
-    with_samples
-        Whether to yield rows of single samples.
-
-    Yields
-    ------
-    tuple
-        The row and its sketch, shape ``(k,)``, float32.
     """
 
-    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor, tied: bool) -> Row:
-        norm = float(vector.double().norm())
-        return make_row(step, kind, number, ids, tokens, norm, norm_state, sketch.sketch(vector.float()), tied)
+    step: int
+    micros: Sequence[MicroBatch]
+    total: StepTotal
+    norm_state: str
+    processes: Processes
 
-    if processes.leads and total.hidden is not None:
-        yield row("step", None, total.sample_ids, total.tokens, total.hidden, total.tied)
-    for number, micro in enumerate(micros):
-        if micro.hidden is None:
-            continue
-        place = number * processes.count + processes.rank
-        if total.micro_batches > 1:
-            ids, tokens, vector = micro.sample_ids, sum(micro.tokens), micro.hidden.double().sum(dim=0)
-            yield row("micro_batch", place, ids, tokens, vector, all(micro.tied))
-        if with_samples:
-            samples = zip(micro.sample_ids, micro.tokens, micro.hidden, micro.tied, strict=True)
-            for sample, count, vector, tied in samples:
-                yield row("sample", place, [sample], count, vector, tied)
+    def weight(self) -> Iterator[Row]:
+        """Yield the rows of ``weight``: the step's, and those of its micro-batches where there are several.
 
+        Yields
+        ------
+        tuple
+            The row and its sketch, shape ``(k,)``, float32. With one micro-batch the step's row is that micro-batch's
+            too.
+        """
 
-def head_rows(
-    step: int,
-    micros: list[MicroBatch],
-    total: StepTotal,
-    sketch: GradientSketch,
-    norm_state: str,
-    processes: Processes,
-    with_samples: bool,
-) -> Iterator[Row]:
-    """Yield this process's rows of ``head_only``, of the kinds that :func:`hidden_rows` has.
+        def part(micro: MicroBatch) -> Measured | None:
+            return None if micro.weight is None else (micro.weight, micro.weight_norm)
 
-    Parameters
-    ----------
-    step, micros, total, sketch, norm_state, processes, with_samples
-        As in :func:`hidden_rows`. Norms of single samples are exact; those of steps and micro-batches are known only
-        from their sketches, which ``norm_state`` then says.
-    """
+        whole = None if self.total.weight is None else (self.total.weight, self.total.weight_norm)
+        yield from self._rows(whole, part)
 
-    def row(kind: str, number: int | None, ids: list[int], tokens: int, vector: torch.Tensor, tied: bool) -> Row:
-        norm = float(vector.norm()) if sketch.kind == "identity" else None
-        return make_row(step, kind, number, ids, tokens, norm, norm_state, vector, tied)
+    def hidden(self, sketch: GradientSketch, *, with_samples: bool) -> Iterator[Row]:
+        """Yield the rows of ``hidden``: as :meth:`weight`, and those of single samples where asked for.
 
-    if processes.leads and total.head is not None:
-        yield row("step", None, total.sample_ids, total.tokens, total.head, total.tied)
-    for number, micro in enumerate(micros):
-        if micro.head_only is None:
-            continue
-        place = number * processes.count + processes.rank
-        if total.micro_batches > 1:
-            ids, tokens, vector = micro.sample_ids, sum(micro.tokens), micro.head_only.double().sum(dim=0)
-            yield row("micro_batch", place, ids, tokens, vector, all(micro.tied))
-        if with_samples:
-            samples = zip(micro.sample_ids, micro.tokens, micro.head_norms, micro.head_only, micro.tied, strict=True)
-            for sample, count, norm, vector, tied in samples:
-                yield make_row(step, "sample", place, [sample], count, norm, norm_state, vector, tied)
+        Parameters
+        ----------
+        sketch
+            Of vectors of the decoder's width; the identity unless they are longer than k.
+        with_samples
+            Whether to yield rows of single samples.
+        """
+
+        def measured(vector: torch.Tensor) -> Measured:
+            return sketch.sketch(vector.float()), float(vector.double().norm())
+
+        def part(micro: MicroBatch) -> Measured | None:
+            return None if micro.hidden is None else measured(micro.hidden.double().sum(dim=0))
+
+        def samples(micro: MicroBatch) -> Iterable[Measured] | None:
+            return None if micro.hidden is None else map(measured, micro.hidden)
+
+        whole = None if self.total.hidden is None else measured(self.total.hidden)
+        yield from self._rows(whole, part, *([samples] if with_samples else []))
+
+    def head_only(self, sketch: GradientSketch, *, with_samples: bool) -> Iterator[Row]:
+        """Yield the rows of ``head_only``, of the kinds that :meth:`hidden` has.
+
+        Norms of single samples are exact; those of steps and micro-batches are known only from their sketches, which
+        ``norm_state`` then says.
+        """
+
+        def measured(vector: torch.Tensor) -> Measured:
+            return vector, float(vector.norm()) if sketch.kind == "identity" else None
+
+        def part(micro: MicroBatch) -> Measured | None:
+            return None if micro.head_only is None else measured(micro.head_only.double().sum(dim=0))
+
+        def samples(micro: MicroBatch) -> Iterable[Measured] | None:
+            return None if micro.head_only is None else zip(micro.head_only, micro.head_norms, strict=True)
+
+        whole = None if self.total.head is None else measured(self.total.head)
+        yield from self._rows(whole, part, *([samples] if with_samples else []))
+
+    def _rows(
+        self,
+        whole: Measured | None,
+        part: Callable[[MicroBatch], Measured | None],
+        samples: Callable[[MicroBatch], Iterable[Measured] | None] = lambda micro: None,
+    ) -> Iterator[Row]:
+        """Yield the row of the step from process 0, and of each micro-batch its own and those of its samples."""
+        total = self.total
+        if self.processes.leads and whole is not None:
+            yield self._row("step", None, total.sample_ids, total.tokens, whole, total.tied)
+        for number, micro in enumerate(self.micros):
+            place = number * self.processes.count + self.processes.rank
+            measured = part(micro) if total.micro_batches > 1 else None
+            if measured is not None:
+                tokens, tied = sum(micro.tokens), all(micro.tied)
+                yield self._row("micro_batch", place, micro.sample_ids, tokens, measured, tied)
+            singles = samples(micro)
+            if singles is not None:
+                each = zip(micro.sample_ids, micro.tokens, micro.tied, singles, strict=True)
+                for sample, tokens, tied, measured in each:
+                    yield self._row("sample", place, [sample], tokens, measured, tied)
+
+    def _row(
+        self, kind: str, place: int | None, sample_ids: list[int], tokens: int, measured: Measured, tied: bool
+    ) -> Row:
+        vector, norm = measured
+        return make_row(self.step, kind, place, sample_ids, tokens, norm, self.norm_state, vector, tied)
 
 
 def make_row(

@@ -68,6 +68,12 @@ class StepTotal:
     coherence: float | None
     saving: bool
 
+    @property
+    def sketch_norm(self) -> float | None:
+        """2-norm of a signal's sketch, not finite where the gradient is not; None where no signal fired."""
+        found = next((one for one in (self.weight, self.hidden, self.head) if one is not None), None)
+        return None if found is None else float(found.norm())
+
 
 def total_step(
     processes: Processes,

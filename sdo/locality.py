@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sdo.search import MISSING, exact_dots
+from sdo.search import MISSING, exact_dots_with
 
-_CHUNK = 8192  # anchors turned into Python objects at a time, which bounds the walk's own memory
+_CHUNK = 512  # anchors looked at together: those already covered by then are never turned into Python objects
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,14 @@ def walk(
     sample may stand in several batches: borders of neighbourhoods overlap.
     """
     visited = bytearray(n_samples)
+    covered = np.frombuffer(visited, dtype=np.bool_)  # the same bytes
     emitted: list[int] = []
     append = emitted.append
     buffer: set[int] = set()
     last = MISSING
     for start in range(0, len(order), _CHUNK):
-        anchors = order[start : start + _CHUNK].tolist()
-        for anchor, row in zip(anchors, neighbors[start : start + _CHUNK].tolist(), strict=True):
+        left = start + np.flatnonzero(~covered[order[start : start + _CHUNK]])
+        for anchor, row in zip(order[left].tolist(), neighbors[left].tolist(), strict=True):
             if visited[anchor]:
                 continue
             visited[anchor] = 1
@@ -149,5 +150,4 @@ def distance_to_anchor(
     """Minus the cosine to the last anchor, shape ``(M,)``; infinite where either has no direction."""
     if not valid[anchor]:
         return np.full(len(pool), np.inf)
-    cosine = exact_dots(unit, np.full(len(pool), anchor), unit, pool)
-    return np.where(valid[pool], -cosine, np.inf)
+    return np.where(valid[pool], -exact_dots_with(unit, anchor, pool), np.inf)

@@ -225,12 +225,18 @@ class _Graphs:
 
     Attributes
     ----------
+    unit
+        Shape ``(n, d)``, the embeddings of the plan's samples.
+    valid
+        Shape ``(n,)``, which of them have a direction.
     lists
         Each sample's nearest samples, or None until they are needed.
     whole
         Shape ``(n, k)``, the graph over all samples.
     """
 
+    unit: NDArray[np.float32]
+    valid: NDArray[np.bool_]
     lists: CandidateLists | None = None
     whole: NDArray[np.int64] | None = None
 
@@ -243,14 +249,16 @@ class _SDOPlan(Plan):
     ) -> None:
         super().__init__(organizer, batch_size, rows)
         self._sdo = organizer
-        whole = len(self.ids) == organizer.n_samples
-        self._unit = organizer.embeddings.unit if whole else organizer.embeddings.unit[self.ids]
-        self._valid = organizer.embeddings.valid if whole else organizer.embeddings.valid[self.ids]
         self._pool = np.arange(len(self.ids))
-        self._graphs = _Graphs() if graphs is None else graphs
+        if graphs is None:
+            unit, valid = organizer.embeddings.unit, organizer.embeddings.valid
+            whole = len(self.ids) == organizer.n_samples
+            graphs = _Graphs(unit if whole else unit[self.ids], valid if whole else valid[self.ids])
+        self._graphs = graphs
+        self._unit, self._valid = graphs.unit, graphs.valid
 
     def redraw(self, seed: int) -> Plan:
-        """Return the plan of another seed; candidate lists and the first epoch's graph are shared."""
+        """Return the plan of another seed; embeddings, candidate lists and the first epoch's graph are shared."""
         _check_whole("seed", seed, 0, MAX_SEED)
         other = copy.copy(self._sdo)
         other.seed = int(seed)
@@ -287,7 +295,7 @@ class _SDOPlan(Plan):
                 raw_keys(self._sdo.seed, HOT_DRAW, epoch, self._sdo.n_samples)[self.ids[split.hot]],
                 retained_count(self._sdo.retain, len(split.hot)),
             )
-            self._pool = self._filled(np.union1d(split.cold, drawn), seen)
+            self._pool = self._filled(np.sort(np.concatenate([split.cold, drawn])), seen)
         return EpochPlan(
             organizer_epoch=epoch,
             first_step=first_step,

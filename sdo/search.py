@@ -170,7 +170,7 @@ def error_bound(unit: NDArray[np.float32]) -> float:
 
 
 def exact_dots(
-    left: NDArray[np.float32], rows: NDArray[np.int64], right: NDArray[np.float32], columns: NDArray[np.int64]
+    left: NDArray[np.floating], rows: NDArray[np.int64], right: NDArray[np.floating], columns: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the cosines of pairs of rows, exactly: float64 sums of numbers on the grid do not round.
 
@@ -193,6 +193,32 @@ def exact_dots(
         dots[pairs] = np.einsum(
             "ij,ij->i", left[rows[pairs]].astype(np.float64), right[columns[pairs]].astype(np.float64)
         )
+    return dots
+
+
+def exact_dots_with(unit: NDArray[np.float32], one: int, others: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the cosines of one row with some others, as :func:`exact_dots` does.
+
+    Parameters
+    ----------
+    unit
+        Shape ``(N, d)``, unit rows on the 2**-24 grid.
+    one
+        A row.
+    others
+        Shape ``(p,)``, rows.
+
+    Returns
+    -------
+    NDArray[np.float64]
+        Shape ``(p,)``.
+    """
+    dots = np.empty(len(others), dtype=np.float64)
+    wide = unit[one].astype(np.float64)
+    block = max(1, _PAIR_BYTES // (16 * unit.shape[1]))
+    for start in range(0, len(others), block):
+        part = slice(start, start + block)
+        dots[part] = unit[others[part]].astype(np.float64) @ wide
     return dots
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -10,13 +9,11 @@ from analysis.exposure import run_exposure
 from analysis.exposure_plots import coverage_curves, exposure_histogram
 from analysis.locality_plots import signal_clouds
 from analysis.locality_study import RunLocality, locality_entry, run_locality
-from analysis.redraw_tests import Association
+from analysis.redraw_tests import Association, worker_count
 from analysis.report.content import Absent, Cell, Picture, Section, Table, number
 from analysis.report.sections import Material
 from analysis.sample_pairs import Slope
 from sdo.errors import InputError
-
-_MOST_WORKERS = 8
 
 
 def locality_section(material: Material) -> Section | Absent:
@@ -39,7 +36,7 @@ def locality_section(material: Material) -> Section | Absent:
                     embeddings=material.embeddings,
                     signals=signals,
                     redraws=material.redraws,
-                    workers=min(_MOST_WORKERS, os.cpu_count() or 1),
+                    workers=worker_count(),
                 )
         except Exception as error:  # one run that cannot be tested leaves the others standing
             missing[name] = str(error) or type(error).__name__
@@ -158,10 +155,10 @@ def _sentence(name: str, one: RunLocality) -> str:
 
 
 _WORDS = (
-    "Steps: correlation over the steps of the within-batch embedding cosine with batch coherence, drift and exposure "
-    "removed. Pairs of steps: correlation of the cosine of batch centroids with step coherence, over pairs of steps "
-    "without a common sample. Both are compared with re-draws of the plan from other seeds, widened where the recorded "
-    "series depends on itself more than the re-draws do; the smallest p is 1/(re-draws + 1).",
+    "Steps: correlation over the steps of the within-batch cosine (of the embeddings) with batch coherence, drift and "
+    "exposure removed. Pairs of steps: correlation of the cosine of batch centroids with step coherence, over pairs of "
+    "steps without a common sample. Both are compared with re-draws of the plan from other seeds, widened where the "
+    "recorded series depends on itself more than the re-draws do; the smallest p is 1/(re-draws + 1).",
     "Pairs of samples: change of the gradients' cosine per unit of the embeddings' cosine between samples of one step, "
     "its interval jackknifed over samples, since pairs share them.",
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis import Run, cluster_balance, run_exposure, run_locality, step_summary
-from analysis.overview import batch_coherence_overview, recorder_share, within_batch_embedding_cosine
+from analysis.overview import batch_coherence_overview, mean_within_batch_cosine, recorder_share
 from analysis.recorded import recorded_batches, sample_scores
 from analysis.training import training
 from benchmarks.paper.correctness import NAME as CORRECT
@@ -39,7 +39,7 @@ def measure(
     progress = training(run)
     _, _, epochs = recorded_batches(run)
     times = run_exposure(run)
-    cosine = within_batch_embedding_cosine(run)
+    cosine = mean_within_batch_cosine(run)
     return {
         "steps": len(progress.step),
         "organizer_epochs": int(epochs[-1]) + 1 if len(epochs) and epochs[-1] >= 0 else None,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from sdo.cli.balance_options import add_options, check_options, read_material
 from sdo.cli.balance_text import WORDS, describe
-from sdo.cli.coherence import file_names
-from sdo.cli.outputs import check_out_folder, make_folder
+from sdo.cli.outputs import Parts, array_writer, check_out_folder, file_names, json_writer, make_folder
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis import BalanceSummary, Clustering
+    from analysis import BalanceSummary
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -55,31 +52,30 @@ def run(args: argparse.Namespace) -> int:
     material = read_material(args)
     summary = material.summarise()
     make_folder(args.out)
-    failed, files = _draw(summary, args.out)
-    _write(summary, material.clustering, args.out, files, failed)
+    parts = _draw(summary, args.out)
+    content = {**summary.content, "files": ["labels.npy", *parts.files], "failed": parts.failed}
+    labels = array_writer(material.clustering.labels)
+    write_atomically({args.out / "labels.npy": labels, args.out / "balance.json": json_writer(content)})
     print(describe(summary))
-    print(f"\n{WORDS}\nwritten to {args.out}: balance.json, labels.npy, {', '.join(files)}")
-    return 1 if failed else 0
+    print(f"\n{WORDS}\nwritten to {args.out}: balance.json, labels.npy, {', '.join(parts.files)}")
+    return 1 if parts.failed else 0
 
 
-def _draw(summary: BalanceSummary, out: Path) -> tuple[list[str], list[str]]:
-    """Draw all pictures; what failed, and the files written."""
+def _draw(summary: BalanceSummary, out: Path) -> Parts:
+    """Draw all pictures."""
     from analysis import save
     from analysis.balance_plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
 
     safe = file_names(list(summary.balances))
     words = summary.keywords or None
-    failed: list[str] = []
-    files: list[str] = []
+    parts = Parts("balance")
 
     def part(name: str, draw: Callable[[], tuple[Any, Any]]) -> None:
-        try:
+        def save_picture() -> None:
             save(draw()[0], out / name)
-        except Exception as error:  # whatever it was, the numbers are still worth having
-            failed.append(name)
-            print(f"sdo balance: {name} failed: {' '.join(str(error).split())}", file=sys.stderr)
-        else:
-            files.append(name)
+            parts.files.append(name)
+
+        parts.attempt(name, save_picture)
 
     for name, one in summary.balances.items():
         title = f"Accuracy by cluster, {name}"
@@ -92,20 +88,4 @@ def _draw(summary: BalanceSummary, out: Path) -> tuple[list[str], list[str]]:
         title = f"{name} against {base}, clusters ordered by the mean of both"
         drawn = partial(dumbbell, compared, baseline=base, run=name, keywords=words, title=title)
         part(f"against-{safe[base]}-{safe[name]}.png", drawn)
-    return failed, files
-
-
-def _write(summary: BalanceSummary, clustering: Clustering, out: Path, files: list[str], failed: list[str]) -> None:
-    import numpy as np
-
-    content = {**summary.content, "files": ["labels.npy", *files], "failed": failed}
-    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-
-    def save_labels(file: Path) -> None:
-        with file.open("wb") as stream:
-            np.save(stream, clustering.labels, allow_pickle=False)
-
-    def save_text(file: Path) -> None:
-        file.write_text(text, encoding="utf-8")
-
-    write_atomically({out / "labels.npy": save_labels, out / "balance.json": save_text})
+    return parts

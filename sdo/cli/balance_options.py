@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdo.cli.run_options import shortest_suffix
 from sdo.errors import InputError
 from sdo.keys import MAX_SEED
 from sdo.rowfiles import whole_numbers
@@ -151,8 +152,7 @@ def _names(given: Sequence[tuple[str | None, Path]]) -> list[str]:
         parts, rest = short.parts, [other.parts for other in apart]
         if parts in rest:
             parts, rest = whole.parts, [other.parts for other in others]
-        depth = next(n for n in range(1, len(parts) + 1) if all(other[-n:] != parts[-n:] for other in rest))
-        names.append("/".join(part.strip("/") for part in parts[-depth:]))
+        names.append(shortest_suffix(parts, rest))
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"two runs are called {twice!r}; expected different names; mend: NAME=PATH")

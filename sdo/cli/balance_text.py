@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sdo.cli.outputs import aligned
+
 if TYPE_CHECKING:
     from analysis import BalanceSummary
 
@@ -33,12 +35,12 @@ def describe(summary: BalanceSummary) -> str:
         lines += [
             "",
             _plain(name),
-            *_run_table(metrics),
+            _run_table(metrics),
             _homogeneity_words(content["homogeneity"][name], content["level"]),
         ]
     for entry in content["comparisons"]:
         lines += ["", f"{_plain(entry['run'])} against {_plain(entry['baseline'])} ({entry['n']} common questions)"]
-        lines += [*_comparison_table(entry), _balance_words(entry)]
+        lines += [_comparison_table(entry), _balance_words(entry)]
     return "\n".join(lines)
 
 
@@ -59,7 +61,7 @@ def _range(pair: list[float] | None, metric: str, *, sign: bool = False) -> str:
     return "-" if pair is None else f"{_number(pair[0], metric, sign=sign)} to {_number(pair[1], metric, sign=sign)}"
 
 
-def _run_table(metrics: dict[str, Any]) -> list[str]:
+def _run_table(metrics: dict[str, Any]) -> str:
     rows = [["", "value", "equal clusters", "latent", "95 % interval"]]
     for name, entry in metrics.items():
         latent = entry["latent"]
@@ -71,7 +73,7 @@ def _run_table(metrics: dict[str, Any]) -> list[str]:
             _range(latent["interval"], name),
         ]
         rows.append([_TITLES[name], *cells])
-    return _aligned(rows)
+    return aligned(rows, indent="  ")
 
 
 def _homogeneity_words(test: dict[str, Any], level: float) -> str:
@@ -82,7 +84,7 @@ def _homogeneity_words(test: dict[str, Any], level: float) -> str:
     return f"  compatible with equal clusters (p = {test['p']:.3g})"
 
 
-def _comparison_table(entry: dict[str, Any]) -> list[str]:
+def _comparison_table(entry: dict[str, Any]) -> str:
     rows = [["", "difference", "95 % interval", "p", "verdict"]]
     for name, one in entry["metrics"].items():
         p = "-" if one["p"] is None else f"{one['p']:.3g}"
@@ -93,23 +95,10 @@ def _comparison_table(entry: dict[str, Any]) -> list[str]:
     p = "-" if one["p"] is None else f"{one['p']:.3g}"
     difference, interval = _number(one["difference"], "", sign=True), _range(one["interval"], "", sign=True)
     rows.append(["… of log-odds", difference, interval, p, one["verdict"]])
-    return _aligned(rows, last_left=True)
+    return aligned(rows, last_text=True, indent="  ")
 
 
 def _balance_words(entry: dict[str, Any]) -> str:
     spread = entry["metrics"]["spread"]
     because = f": {spread['reason']}" if "reason" in spread else ""
     return f"  verdict on balance: {entry['balance']}{because}"
-
-
-def _aligned(rows: list[list[str]], *, last_left: bool = False) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    left = {0, len(widths) - 1} if last_left else {0}
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.outputs import aligned, check_out_folder
+from sdo.cli.outputs import Parts, aligned, array_writer, check_out_folder, file_names, json_writer, make_folder
+from sdo.cli.run_options import add_options, check_gradients, open_runs
 from sdo.errors import InputError
 from sdo.files import write_atomically
 
@@ -27,7 +24,6 @@ WORDS = (
     "One run of each kind gives no verdict: whether a difference is more than chance takes several seeds."
 )
 MATRIX_STEPS = 16_384  # up to here the matrix of all pairs of steps, at most 1 GiB, is written
-_NAME_BYTES = 80  # of a run's name in a file's name
 _HEADINGS = (
     *("run", "signal", "steps", "undefined", "step coherence", "next step", "shared sample", "none shared"),
     *("batch coherence", "recorder", "sketch rmse", "within-batch cosine"),
@@ -44,18 +40,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "(step-coherence-SIGNAL.png, batch-coherence-SIGNAL.png).",
         epilog="example: sdo coherence runs/uniform runs/sdo --out coherence",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a recorded run")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
-    parser.add_argument(
-        "--signal", metavar="weight|hidden|head_only", help="one signal only (default: every signal that all runs have)"
-    )
+    add_options(parser, signals="every signal that all runs have")
     parser.add_argument(
         "--smooth",
         type=int,
         metavar="W",
         help="average the directions of the last W steps before the cosine, in matrix and picture only",
     )
-    parser.add_argument("--overwrite", action="store_true", help="write into a folder that holds files")
     parser.set_defaults(run=run)
 
 
@@ -67,58 +58,17 @@ def run(args: argparse.Namespace) -> int:
     int
         0, or 1 when a part of the output failed; it is named on standard error.
     """
-    from analysis import Run
-
     if args.smooth is not None and args.smooth < 1:
         raise InputError(f"--smooth {args.smooth}: expected a number of steps of at least 1")
-    runs = [Run.open(path) for path in args.runs]
-    names = unique_names([one.path for one in runs])
-    signals = _signals(runs, args.signal)
-    for one in runs:
-        one.check()
-        for signal in signals:
-            one.kinds(signal)
+    runs = open_runs(args.runs)
+    signals = _signals(list(runs.values()), args.signal)
+    for one in runs.values():
+        check_gradients(one, signals)
     check_out_folder(args.out, overwrite=args.overwrite)
-    args.out.mkdir(parents=True, exist_ok=True)
-    report = _Report(args.out, dict(zip(names, runs, strict=True)), signals, args.smooth)
+    make_folder(args.out)
+    report = _Report(args.out, runs, signals, args.smooth)
     report.write()
-    return 1 if report.failed else 0
-
-
-def unique_names(paths: list[Path]) -> list[str]:
-    """Return the shortest path suffix that tells each run from the others.
-
-    Raises
-    ------
-    InputError
-        The same folder came twice.
-    """
-    parts = [path.resolve().parts for path in paths]
-    for i, one in enumerate(parts):
-        if one in parts[:i]:
-            raise InputError(f"{paths[i]} came twice; expected different run folders")
-    names = []
-    for one in parts:
-        depth = next(n for n in range(1, len(one) + 1) if sum(other[-n:] == one[-n:] for other in parts) == 1)
-        names.append("/".join(part.strip("/") for part in one[-depth:]))
-    return names
-
-
-def file_names(names: list[str]) -> dict[str, str]:
-    """Return for each run name one that is safe in a file name, and different from the others' in more than case."""
-    safe: dict[str, str] = {}
-    taken: set[str] = set()
-    for name in names:
-        base = re.sub(r"[^\w.-]+", "-", name).strip("-.")
-        # File systems limit bytes, 255 for most; the end of a cut character goes too.
-        base = base.encode()[:_NAME_BYTES].decode(errors="ignore") or "run"
-        candidate, number = base, 1
-        while candidate.casefold() in taken:
-            number += 1
-            candidate = f"{base}-{number}"
-        taken.add(candidate.casefold())
-        safe[name] = candidate
-    return safe
+    return 1 if report.parts.failed else 0
 
 
 def _signals(runs: list[Run], wanted: str | None) -> list[str]:
@@ -132,13 +82,12 @@ def _signals(runs: list[Run], wanted: str | None) -> list[str]:
 
 
 class _Report:
-    """Computes part by part; a part that fails is named and the others go on."""
+    """Computes part by part."""
 
     def __init__(self, out: Path, runs: dict[str, Run], signals: list[str], smooth: int | None) -> None:
         self.out, self.runs, self.signals, self.smooth = out, runs, signals, smooth
         self.safe = file_names(list(runs))
-        self.failed: list[str] = []
-        self.files: list[str] = []
+        self.parts = Parts("coherence")
         self.blocks: dict[tuple[str, str], CoherenceBlocks] = {}  # of the runs whose matrix would be too large
 
     def write(self) -> None:
@@ -146,7 +95,7 @@ class _Report:
 
         entries: dict[str, dict[str, Any]] = {}
         for name, one in self.runs.items():
-            entries[name] = self._part(f"run {name}", partial(run_overview, one)) or {}
+            entries[name] = self.parts.attempt(f"run {name}", partial(run_overview, one)) or {}
             entries[name] = {"name": name, "path": str(one.path), **entries[name], "signals": {}}
         for signal in self.signals:
             self._signal(signal, entries)
@@ -155,14 +104,13 @@ class _Report:
             "format_version": 1,
             "smooth": self.smooth,
             "smooth_applies_to": "matrices and pictures",
-            "files": self.files,
-            "failed": self.failed,
+            "files": self.parts.files,
+            "failed": self.parts.failed,
             "runs": list(entries.values()),
         }
-        text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        write_atomically({self.out / "coherence.json": lambda file: file.write_text(text, encoding="utf-8")})
+        write_atomically({self.out / "coherence.json": json_writer(content)})
         print(_table(list(entries.values())))
-        print(f"\n{WORDS}\nwritten to {self.out}: coherence.json, {', '.join(self.files)}")
+        print(f"\n{WORDS}\nwritten to {self.out}: coherence.json, {', '.join(self.parts.files)}")
 
     def _signal(self, signal: str, entries: dict[str, dict[str, Any]]) -> None:
         from analysis.overview import batch_coherence_overview, sketch_check
@@ -182,17 +130,17 @@ class _Report:
                 between[name] = entry["batch_coherence"]["between"] or "samples"
 
             for part, compute in (("step_coherence", between_steps), ("batch_coherence", within_steps)):
-                self._part(f"{part} of {signal} in run {name}", compute)
+                self.parts.attempt(f"{part} of {signal} in run {name}", compute)
                 if part not in entry:
                     entry |= {part: None, f"{part}_reason": "it could not be computed"}
-        self._part(f"step-coherence-{signal}.png", lambda: self._heat_maps(signal, steps))
+        self.parts.attempt(f"step-coherence-{signal}.png", lambda: self._heat_maps(signal, steps))
         kinds = sorted(set(between.values()))
         if len(kinds) > 1:
             # Micro-batches agree more than samples do, whatever the data: the legend must tell them apart.
             series = {f"{name}, {between[name]}": one for name, one in series.items()}
         of = " or ".join(kinds)
         if any(one.defined.any() for one in series.values()) or not series:
-            self._part(f"batch-coherence-{signal}.png", lambda: self._series(signal, series, of))
+            self.parts.attempt(f"batch-coherence-{signal}.png", lambda: self._series(signal, series, of))
         else:
             print(
                 f"no picture of batch coherence, {signal}: no step has two gradients to compare; rows of single "
@@ -218,13 +166,9 @@ class _Report:
         else:
             matrix = step_coherence(rows.sketch, rows.defined, smooth=self.smooth)
 
-        def save(file: Path) -> None:
-            with file.open("wb") as stream:
-                np.save(stream, matrix, allow_pickle=False)
-
         matrix_file = self._matrix_file(signal, name)
-        write_atomically({matrix_file: save})
-        self.files.append(matrix_file.name)
+        write_atomically({matrix_file: array_writer(matrix)})
+        self.parts.files.append(matrix_file.name)
         block = self.blocks[signal, name].block if (signal, name) in self.blocks else 1
         entry = step_coherence_overview(summary)
         return entry | {"matrix": matrix_file.name, "matrix_block": block}, rows.step
@@ -256,18 +200,10 @@ class _Report:
         from analysis import save
 
         save(figure, self.out / name)
-        self.files.append(name)
+        self.parts.files.append(name)
 
     def _matrix_file(self, signal: str, name: str) -> Path:
         return self.out / f"step-coherence-{signal}-{self.safe[name]}.npy"
-
-    def _part(self, what: str, compute: Callable[[], Any]) -> Any:
-        try:
-            return compute()
-        except Exception as error:  # whatever it was, the other parts are still worth having
-            self.failed.append(what)
-            print(f"sdo coherence: {what} failed: {' '.join(str(error).split())}", file=sys.stderr)
-            return None
 
 
 def _table(entries: list[dict[str, Any]]) -> str:
@@ -284,6 +220,6 @@ def _table(entries: list[dict[str, Any]]) -> str:
             counts = [number(steps.get(key), "{}") for key in ("steps", "undefined")]
             share = number(entry.get("recorder_share"), "{:.1%}")
             error = number((values["sketch_check"] or {}).get("rmse"), "{:.4f}")
-            alike = number(entry.get("within_batch_embedding_cosine"))
+            alike = number(entry.get("within_batch_cosine"))
             lines.append([entry["name"], signal, *counts, *coherence, number(batch.get("mean")), share, error, alike])
     return aligned(lines, texts=2)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.coherence import file_names, unique_names
-from sdo.cli.outputs import aligned, check_out_folder, make_folder
+from sdo.cli.outputs import aligned, check_out_folder, file_names, json_writer, make_folder
+from sdo.cli.run_options import unique_names
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
@@ -122,8 +121,7 @@ def _write(out: Path, pairing: Pairing, found: list[SeedComparison], notes: list
         "notes": notes,
         "measures": measures,
     }
-    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    write_atomically({out / "compare.json": lambda file: file.write_text(text, encoding="utf-8")})
+    write_atomically({out / "compare.json": json_writer(content)})
     print(f"written to {out}: {', '.join(['compare.json', *pictures])}")
 
 

@@ -69,7 +69,7 @@ class Outcome:
     @property
     def cosine(self) -> float | None:
         """Mean over the batches of the mean cosine between two samples' embeddings."""
-        value: float | None = self.entry["within_batch_embedding_cosine"]
+        value: float | None = self.entry["within_batch_cosine"]
         return value
 
     @property

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.coherence import unique_names
-from sdo.cli.outputs import aligned, check_out_folder, make_folder
+from sdo.cli.outputs import aligned, check_out_folder, json_writer, make_folder
+from sdo.cli.run_options import unique_names
 from sdo.errors import InputError
 from sdo.files import write_atomically
 
@@ -110,9 +109,8 @@ def _write(out: Path, entries: list[dict[str, Any]], found: dict[str, Exposure])
     from analysis import coverage_curves, exposure_histogram, save
 
     content = {"format": "sdo-exposure", "format_version": 1, "entries": entries}
-    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     record, histogram, curves = (out / name for name in _OUTPUTS)
-    write_atomically({record: lambda file: file.write_text(text, encoding="utf-8")})
+    write_atomically({record: json_writer(content)})
     save(exposure_histogram(found, title="How often samples were seen")[0], histogram)
     save(coverage_curves(found, title="Samples seen at least once")[0], curves)
     print(f"written to {out}: {', '.join(_OUTPUTS)}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.coherence import file_names, unique_names
-from sdo.cli.outputs import aligned, check_out_folder, make_folder
+from sdo.cli.outputs import Parts, aligned, check_out_folder, file_names, json_writer, make_folder
+from sdo.cli.run_options import add_options, check_gradients, open_runs
 from sdo.errors import InputError
 from sdo.files import write_atomically
 
@@ -21,15 +19,14 @@ if TYPE_CHECKING:
     from analysis import Run, RunLocality
 
 WORDS = (
-    "series: within-batch embedding cosine with batch coherence, drift and exposure removed; matrix: cosine of batch "
-    "centroids with step coherence, pairs of steps that share a sample left out; pairs: change of the gradients' "
-    "cosine per unit of the embeddings' cosine, between samples of one step, with its 95 % interval.\n"
+    "series: within-batch cosine (of the embeddings) with batch coherence, drift and exposure removed; matrix: cosine "
+    "of batch centroids with step coherence, pairs of steps that share a sample left out; pairs: change of the "
+    "gradients' cosine per unit of the embeddings' cosine, between samples of one step, with its 95 % interval.\n"
     "p: of as strong an association if gradients did not follow embeddings, from re-draws of the run's own plan. It "
     "speaks of this one run; p-values that take steps or pairs for independent are not given, since they are wrong.\n"
     "One seed gives no verdict: whether another run would show it too takes several."
 )
 _HEADINGS = ("run", "signal", "part", "steps", "value", "p", "re-draws", "lambda", "95 % interval")
-_MOST_WORKERS = 4
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -42,19 +39,16 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "(locality-SIGNAL-RUN.png) and the series over the steps (series-RUN.png).",
         epilog="example: sdo locality runs/uniform runs/sdo --out locality",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a recorded run")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
+    add_options(parser)
     parser.add_argument(
         "--embeddings",
         type=Path,
         metavar="E.npy",
         help="the runs' embeddings, where they are no longer where run.json says",
     )
-    parser.add_argument("--signal", metavar="weight|hidden", help="one signal only (default: all)")
     parser.add_argument(
         "--redraws", type=int, default=999, metavar="R", help="plans drawn anew; no p is below 1/(R + 1) (default: 999)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="write into a folder that holds files")
     parser.set_defaults(run=run)
 
 
@@ -66,17 +60,13 @@ def run(args: argparse.Namespace) -> int:
     int
         0, or 1 when a part of the output failed; it is named on standard error.
     """
-    from analysis import Run
     from analysis.redraw import find_embeddings
 
     if args.redraws < 0:
         raise InputError(f"--redraws {args.redraws}: expected a number from 0")
-    runs = [Run.open(path) for path in args.runs]
-    names = unique_names([one.path for one in runs])
-    for one in runs:
-        one.check()
-        for signal in one.signals if args.signal is None else [args.signal]:
-            one.kinds(signal)
+    runs = open_runs(args.runs)
+    for one in runs.values():
+        check_gradients(one, one.signals if args.signal is None else [args.signal])
         if not one.signals:
             raise InputError(f"{one.path}: the run recorded no gradients; was GradientRecorder added to the trainer?")
         try:
@@ -85,25 +75,24 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"{one.path}: {error}") from error
     check_out_folder(args.out, overwrite=args.overwrite)
     make_folder(args.out)
-    report = _Report(args, dict(zip(names, runs, strict=True)))
+    report = _Report(args, runs)
     report.write()
-    return 1 if report.failed else 0
+    return 1 if report.parts.failed else 0
 
 
 class _Report:
-    """Computes run by run; what fails is named and the others go on."""
+    """Computes run by run."""
 
     def __init__(self, args: argparse.Namespace, runs: dict[str, Run]) -> None:
         self.args, self.out, self.runs = args, args.out, runs
         self.safe = file_names(list(runs))
-        self.failed: list[str] = []
-        self.files: list[str] = []
+        self.parts = Parts("locality")
 
     def write(self) -> None:
         entries = []
         for name, one in self.runs.items():
             entry: dict[str, Any] = {"name": name, "path": str(one.path)}
-            entry |= self._part(f"run {name}", partial(self._run, name, one)) or {
+            entry |= self.parts.attempt(f"run {name}", partial(self._run, name, one)) or {
                 "signals": None,
                 "signals_reason": "it could not be computed",
             }
@@ -113,19 +102,19 @@ class _Report:
             "format_version": 1,
             "verdict": None,
             "verdict_reason": "one seed gives no verdict; p-values speak of one run each",
-            "files": self.files,
-            "failed": self.failed,
+            "files": self.parts.files,
+            "failed": self.parts.failed,
             "runs": entries,
         }
-        text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-        write_atomically({self.out / "locality.json": lambda file: file.write_text(text, encoding="utf-8")})
+        write_atomically({self.out / "locality.json": json_writer(content)})
         print(_table(entries))
         for note in dict.fromkeys(_notes(entries)):
             print(f"note: {note}")
-        print(f"\n{WORDS}\nwritten to {self.out}: {', '.join(['locality.json', *self.files])}")
+        print(f"\n{WORDS}\nwritten to {self.out}: {', '.join(['locality.json', *self.parts.files])}")
 
     def _run(self, name: str, one: Run) -> dict[str, Any]:
         from analysis.locality_study import locality_entry, run_locality
+        from analysis.redraw_tests import worker_count
 
         with warnings.catch_warnings():
             # The plan said it when it was made; here it would be said with each re-draw.
@@ -135,15 +124,15 @@ class _Report:
                 embeddings=self.args.embeddings,
                 signals=None if self.args.signal is None else [self.args.signal],
                 redraws=self.args.redraws,
-                workers=min(_MOST_WORKERS, os.cpu_count() or 1),
+                workers=worker_count(),
                 progress=_progress(name, self.args.redraws),
             )
         entry = locality_entry(found)
         for signal in found.signals:
             file = f"locality-{signal}-{self.safe[name]}.png"
-            self._part(file, partial(self._clouds, found, signal, name, file))
+            self.parts.attempt(file, partial(self._clouds, found, signal, name, file))
         file = f"series-{self.safe[name]}.png"
-        self._part(file, partial(self._series, found, name, file))
+        self.parts.attempt(file, partial(self._series, found, name, file))
         return entry
 
     def _clouds(self, found: RunLocality, signal: str, name: str, file: str) -> None:
@@ -151,26 +140,18 @@ class _Report:
 
         figure, _ = signal_clouds(found.signals[signal], title=f"Locality of {signal}, {name}")
         save(figure, self.out / file)
-        self.files.append(file)
+        self.parts.files.append(file)
 
     def _series(self, found: RunLocality, name: str, file: str) -> None:
         from analysis import locality_series, save
 
-        series: dict[str, tuple[Any, Any]] = {"embedding cosine in batches": (found.step, found.cosine)}
+        series: dict[str, tuple[Any, Any]] = {"within-batch cosine": (found.step, found.cosine)}
         for signal, one in found.signals.items():
             if len(one.step):
                 series[f"coherence, {signal} ({one.between})"] = (one.step, one.coherence)
         figure, _ = locality_series(series, title=f"Embeddings and gradients within batches, {name}")
         save(figure, self.out / file)
-        self.files.append(file)
-
-    def _part(self, what: str, compute: Callable[[], Any]) -> Any:
-        try:
-            return compute()
-        except Exception as error:  # whatever it was, the other parts are still worth having
-            self.failed.append(what)
-            print(f"sdo locality: {what} failed: {' '.join(str(error).split())}", file=sys.stderr)
-            return None
+        self.parts.files.append(file)
 
 
 def _progress(name: str, count: int) -> Callable[[int], None] | None:

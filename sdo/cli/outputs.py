@@ -1,12 +1,21 @@
-"""What commands that write a file and a JSON record beside it check before they begin."""
+"""What commands that write files share: checks before they begin, writers, names of files, tables for the terminal."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sdo.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_NAME_BYTES = 80  # of a run's name in a file's name
 
 
 def check_outputs(out: Path, suffix: str | tuple[str, ...], *, overwrite: bool, sources: tuple[Path, ...] = ()) -> Path:
@@ -89,11 +98,85 @@ def check_out_folder(out: Path, *, overwrite: bool) -> None:
         raise InputError(f"--out {out} holds files; choose another folder or add --overwrite")
 
 
-def aligned(lines: Sequence[Sequence[str]], *, texts: int = 1) -> str:
-    """Return a table of equally long lines: the first `texts` columns to the left, numbers to the right."""
+def file_names(names: list[str]) -> dict[str, str]:
+    """Return for each run name one that is safe in a file name, and different from the others' in more than case."""
+    safe: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        base = re.sub(r"[^\w.-]+", "-", name).strip("-.")
+        # File systems limit bytes, 255 for most; the end of a cut character goes too.
+        base = base.encode()[:_NAME_BYTES].decode(errors="ignore") or "run"
+        candidate, number = base, 1
+        while candidate.casefold() in taken:
+            number += 1
+            candidate = f"{base}-{number}"
+        taken.add(candidate.casefold())
+        safe[name] = candidate
+    return safe
+
+
+class Parts:
+    """An output that is made part by part: a part that fails is named, and the others go on.
+
+    Attributes
+    ----------
+    failed
+        What failed.
+    files
+        Names of the files that were written.
+    """
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self.failed: list[str] = []
+        self.files: list[str] = []
+
+    def attempt(self, what: str, compute: Callable[[], Any]) -> Any:
+        """Return what `compute` returns, or None where it fails, after a line on standard error."""
+        try:
+            return compute()
+        except Exception as error:  # whatever it was, the other parts are still worth having
+            self.failed.append(what)
+            print(f"sdo {self._command}: {what} failed: {' '.join(str(error).split())}", file=sys.stderr)
+            return None
+
+
+def json_writer(content: Any) -> Callable[[Path], object]:
+    """Return a writer of a JSON file for `write_atomically`; NaN and infinity are refused now."""
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return lambda file: file.write_text(text, encoding="utf-8")
+
+
+def array_writer(array: NDArray[Any]) -> Callable[[Path], object]:
+    """Return a writer of an ``.npy`` file for `write_atomically`, whatever the file's name ends in."""
+
+    def save(file: Path) -> None:
+        import numpy as np
+
+        with file.open("wb") as stream:
+            np.save(stream, array, allow_pickle=False)
+
+    return save
+
+
+def aligned(lines: Sequence[Sequence[str]], *, texts: int = 1, last_text: bool = False, indent: str = "") -> str:
+    """Return a table of equally long lines.
+
+    Parameters
+    ----------
+    lines
+        The cells.
+    texts
+        How many columns stand to the left; numbers stand to the right.
+    last_text
+        Whether the last column stands to the left too.
+    indent
+        Before each line.
+    """
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    left = {*range(texts), *([len(widths) - 1] if last_text else [])}
     cells = [
-        [cell.ljust(w) if i < texts else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+        [cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
         for line in lines
     ]
-    return "\n".join("  ".join(line).rstrip() for line in cells)
+    return "\n".join(indent + "  ".join(line).rstrip() for line in cells)

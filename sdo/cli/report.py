@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sdo.cli.balance_options import add_options, check_options, read_material
-from sdo.cli.coherence import unique_names
 from sdo.cli.outputs import check_outputs, make_folder
+from sdo.cli.run_options import open_runs
 from sdo.errors import InputError
 
 _FOR_PREDICTIONS = (
@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
     int
         0, or 1 when a section failed; it is named on standard error and shown as failed in the page.
     """
-    from analysis import Run
     from analysis.report import build_report
 
     if not args.runs and not args.predictions:
@@ -63,12 +62,11 @@ def run(args: argparse.Namespace) -> int:
     elif any(getattr(args, name) is not None for name in _FOR_PREDICTIONS):
         given = next(name for name in _FOR_PREDICTIONS if getattr(args, name) is not None)
         raise InputError(f"--{given.replace('_', '-')} came without --predictions, which it belongs to")
-    runs = [Run.open(path) for path in args.runs]
-    names = unique_names([one.path for one in runs])
+    runs = open_runs(args.runs)
     summary = read_material(args).summarise() if args.predictions else None
     make_folder(args.out.parent)
     report = build_report(
-        dict(zip(names, runs, strict=True)),
+        runs,
         balance=summary,
         embeddings=args.run_embeddings,
         redraws=args.redraws,

@@ -91,7 +91,8 @@ class Setup:
     def equip(self) -> None:
         """Attach the organizer and add the recorder, as the sections say."""
         from diagnostics import GradientRecorder, log_scalars
-        from sdo.trl import attach, refusals
+        from sdo.refusals import refusals
+        from sdo.trl import attach
 
         if self.organizer is not None and self.options.organizer is not None:
             id_column = self.options.organizer.id_column

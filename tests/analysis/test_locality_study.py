@@ -6,7 +6,7 @@ import pytest
 
 from analysis import Run, batch_coherence, run_locality
 from analysis.locality import MatrixTest
-from analysis.locality_study import Cloud, _Picture, _with_band, locality_entry
+from analysis.locality_study import Cloud, _bin_means, _bins, _Picture, _with_band, locality_entry
 from analysis.sample_pairs import BinnedMean
 from sdo import SDO, Embeddings, InputError, Uniform
 
@@ -150,3 +150,18 @@ def test_a_picture_without_points_is_empty():
     cloud, others = picture.result(observed, [picture.of(none, 0), picture.of(some, 1), None])
     assert len(cloud.x) == len(cloud.y) == len(cloud.binned.count) == len(cloud.binned.edges) == 0
     assert others.shape == (2, 0)
+
+
+def test_means_by_bin_equal_a_loop_over_the_bins():
+    rng = np.random.default_rng(5)
+    x, y = rng.normal(size=400), rng.normal(size=400)
+    edges = np.array([-1.0, -0.2, 0.3, 0.300001, 1.5])  # points lie beyond both ends, and one bin is empty
+    x[(x >= 0.3) & (x < 0.300001)] = 0
+    x[:3] = edges[1]  # an edge belongs to the bin above it
+    place, count = _bins(x, edges)
+    inside = [x < -0.2, (x >= -0.2) & (x < 0.3), np.zeros(400, dtype=bool), x >= 0.300001]
+    assert count.tolist() == [one.sum() for one in inside]
+    for values, means in zip((x, y), _bin_means([x, y], place, count), strict=True):
+        assert np.isnan(means[2])
+        for b in (0, 1, 3):
+            assert means[b] == pytest.approx(values[inside[b]].mean(), rel=1e-12)

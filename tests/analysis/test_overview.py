@@ -8,11 +8,11 @@ import pytest
 from analysis import Run, step_summary
 from analysis.overview import (
     batch_coherence_overview,
+    mean_within_batch_cosine,
     recorder_share,
     run_overview,
     sketch_check,
     step_coherence_overview,
-    within_batch_embedding_cosine,
 )
 from sdo import Embeddings
 
@@ -34,10 +34,10 @@ def test_within_batch_cosine_is_the_mean_over_pairs_and_steps(embedded):
     run, matrix = embedded
     batches = run.steps().column("sample_ids").to_pylist()
     slow = np.mean([np.mean([_cosine(matrix[i], matrix[j]) for i, j in combinations(b, 2)]) for b in batches])
-    estimate = within_batch_embedding_cosine(run)
+    estimate = mean_within_batch_cosine(run)
     assert estimate.count == 60
     assert estimate.value == pytest.approx(slow, abs=1e-6)
-    assert run_overview(run)["within_batch_embedding_cosine"] == estimate.value
+    assert run_overview(run)["within_batch_cosine"] == estimate.value
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_within_batch_cosine_is_the_mean_over_pairs_and_steps(embedded):
 def test_embeddings_that_cannot_be_used_leave_a_reason(make_training, noted, reason):
     writer = make_training(embeddings=noted)
     np.save(writer.path / "E.npy", np.eye(40))
-    estimate = within_batch_embedding_cosine(Run.open(writer.path))
+    estimate = mean_within_batch_cosine(Run.open(writer.path))
     assert estimate.value is None
     assert reason in estimate.reason
 
@@ -59,7 +59,7 @@ def test_embeddings_that_cannot_be_used_leave_a_reason(make_training, noted, rea
 def test_samples_that_the_embeddings_lack_leave_a_reason(make_training):
     writer = make_training(embeddings={"path": "E.npy"})
     np.save(writer.path / "E.npy", np.eye(7))
-    assert "no rows of the embeddings" in within_batch_embedding_cosine(Run.open(writer.path)).reason
+    assert "no rows of the embeddings" in mean_within_batch_cosine(Run.open(writer.path)).reason
 
 
 def test_the_share_of_the_recorder_is_its_time_over_all_time(make_training, make_run):

@@ -9,7 +9,7 @@ import pytest
 
 from analysis import Run, compare_seeds, pair_runs, run_exposure, run_locality
 from analysis.locality import SeriesDesign, SeriesTest
-from analysis.overview import within_batch_embedding_cosine
+from analysis.overview import mean_within_batch_cosine
 from analysis.recorded import exposed_batches, recorded_batches, sample_scores, steps_per_batch
 from analysis.redraw import Draw, recorded_plan
 from analysis.training import evaluations, training
@@ -98,7 +98,7 @@ def test_the_embedding_cosine_is_of_prompts(make_generated, plan, each, iteratio
         names = sorted(set(ids))
         pairs = [unit[i] @ unit[j] for i in names for j in names if i < j]
         slow += [np.mean(pairs)] if pairs else []
-    found = within_batch_embedding_cosine(run)
+    found = mean_within_batch_cosine(run)
     assert found.value == pytest.approx(np.mean(slow), abs=1e-6)
     assert found.count == len(slow)
     located = run_locality(run, redraws=0)

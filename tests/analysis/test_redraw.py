@@ -51,6 +51,16 @@ def test_a_draw_equals_the_slow_description(saved, steps):
     assert len(draw) == len(steps)
 
 
+@pytest.mark.parametrize("positions", [np.arange(14), np.array([0, 3, 4, 11, 13]), np.array([5])])
+def test_some_steps_of_a_draw_are_the_draw_of_these_steps(saved, positions):
+    plan = SDO(saved, seed=5).plan(4)
+    batches, epoch, steps = plan.batches(0, 30), np.zeros(30, dtype=int), np.arange(1, 29, 2)
+    some = Draw.of(batches, epoch, steps, saved).take(positions)
+    alone = Draw.of(list(batches), epoch, steps[positions], saved)
+    for name in ("step", "organizer_epoch", "cosine", "centroid", "exposure", "sharing"):
+        assert np.array_equal(getattr(some, name), getattr(alone, name)), name
+
+
 def test_embeddings_without_direction_are_left_out_of_a_draw():
     matrix = np.array([[1.0, 0], [0, 1], [0, 0], [-1, 0], [1, 0]])
     embeddings = Embeddings.from_array(matrix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from diagnostics.kinds import PLAIN, SUPPORTED, kind_of
 from diagnostics.signals import SIGNALS
 from sdo import SDO, attach
 from sdo.errors import InputError
-from sdo.trl import refusals
+from sdo.refusals import refusals
 
 PAIRS, BETA = 11, 0.5
 pytestmark = [
@@ -410,16 +411,64 @@ def test_no_score_is_read_off_where_none_is_meant(preferred):
     assert not (preferred("remainder").folder / "evaluations").exists()
 
 
+class Mended(TrainerCallback):
+    """Keeps the weights finite: a gradient that is not counts as zero."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0.0)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "spoil", "filtered", "expected"),
+    [
+        (1, lambda loss: loss * math.nan, True, None),
+        (1, lambda loss: loss + math.nan, True, None),  # leaves the gradient as it is
+        (1, lambda loss: loss * math.inf, True, None),
+        (2, lambda loss: loss * math.nan, True, None),
+        (2, lambda loss: loss * math.nan, False, None),
+        (1, lambda loss: loss * 0, True, 0.0),  # a loss that is really 0, as hinge's may be
+    ],
+)
+def test_a_loss_that_was_not_finite_is_null(kit, tmp_path, accumulation, spoil, filtered, expected):
+    """transformers' logging_nan_inf_filter logs 0, or the other micro-batches' sum, in its place."""
+    options = {"gradient_accumulation_steps": accumulation, "logging_steps": 1, "logging_nan_inf_filter": filtered}
+    trainer = untrained(kit, tmp_path, **{**options, "max_steps": 3})
+    recorder = GradientRecorder(tmp_path / "run", signals=["weight"], sample_every=0)
+    trainer.add_callback(recorder)
+    trainer.add_callback(Mended())
+    compute, spoiled = trainer.compute_loss, []
+
+    def compute_loss(*args, **kwargs):
+        loss = compute(*args, **kwargs)
+        if trainer.state.global_step == 1 and not spoiled:
+            spoiled.append(True)
+            return spoil(loss)
+        return loss
+
+    trainer.compute_loss = compute_loss
+    trainer.train()
+    losses = pq.read_table(tmp_path / "run" / "steps").sort_by("step").column("loss").to_pylist()
+    assert losses[1] == expected
+    assert 0 < losses[0] < 2
+    if filtered:  # else transformers' own sum stays nan from there on
+        assert 0 < losses[2] < 2
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[0] == logged[0]
+    assert losses[2] == (logged[2] if filtered else None)
+
+
 # ---------------------------------------------------------------------- before training
 
 
-def untrained(kit, folder, cls=DPOTrainer, config=DPOConfig, rows=None, **options):
+def untrained(kit, folder, cls=DPOTrainer, config=DPOConfig, rows=None, max_steps=2, **options):
     """A trainer that was not trained."""
     kit.make_model().save_pretrained(folder / "model")
     args = config(
         output_dir=str(folder / "out"),
         per_device_train_batch_size=2,
-        max_steps=2,
+        max_steps=max_steps,
         use_cpu=True,
         bf16=False,
         report_to=[],

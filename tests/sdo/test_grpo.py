@@ -16,8 +16,8 @@ from trl.trainer.utils import RepeatSampler
 
 from sdo import SDO, InputError, Uniform, attach
 from sdo.grpo import CompletionCount, GenerationLayout, GenerationSampler
+from sdo.refusals import refusals
 from sdo.tinymodel import build
-from sdo.trl import refusals
 from tests.generation import LETTERS, MATRIX, N, Watch, dataset, make, odd_length
 
 # per device, accumulation, generations, steps per generation, iterations

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sdo import allpairs
 from sdo.embeddings import unit_rows
 from sdo.neighbors import CandidateLists
-from sdo.search import MISSING, nearest, propose, settle
+from sdo.search import MISSING, exact_dots, exact_dots_with, nearest, propose, settle
 
 
 def rows_with_duplicates(seed, n, d, kinds):
@@ -114,3 +114,14 @@ def test_threads_do_not_change_the_lists(threads):
     finally:
         faiss.omp_set_num_threads(before)
     assert (lists == again).all()
+
+
+@pytest.mark.parametrize("n", [1, 7, 3000])
+def test_products_with_one_row_are_the_exact_ones(n):
+    unit, _ = unit_rows(np.random.default_rng(n).normal(size=(n, 300)))
+    others = np.random.default_rng(1).permutation(n)[: max(1, n // 2)]
+    one = n // 3
+    expected = exact_dots(unit, np.full(len(others), one), unit, others)
+    assert np.array_equal(exact_dots_with(unit, one, others), expected)
+    whole = (unit.astype(object) * 2**24).astype(float).astype(int).astype(object)
+    assert exact_dots_with(unit, one, others).tolist() == [int(whole[i] @ whole[one]) / 2**48 for i in others]

@@ -27,8 +27,8 @@ from trl import SFTConfig, SFTTrainer
 from diagnostics import GradientRecorder
 from diagnostics.batch_ids import _channels
 from sdo import SDO, Embeddings, InputError, OrganizedSampler, Uniform, attach
+from sdo.refusals import refusals
 from sdo.tinymodel import build
-from sdo.trl import refusals
 
 N, FIRST = 22, 20
 ROWS = [[FIRST + i] + [5 + (3 * i + j) % 11 for j in range(2 + i % 4)] for i in range(N)]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sdo.cli import balance
+from sdo.cli import balance, outputs
 from sdo.cli.main import main
 
 N = 90
@@ -25,7 +25,7 @@ def read(out):
 def _pictures_where_wanted(request, monkeypatch):
     """Drawing takes most of the time: only tests that ask for `pictures` draw."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(balance, "_draw", lambda *_: ([], []))
+        monkeypatch.setattr(balance, "_draw", lambda *_: outputs.Parts("balance"))
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ def test_writes_numbers_matrices_and_pictures(runs, tmp_path, capsys):
     first = report["runs"][0]
     assert first["recorder_share"] == pytest.approx(0.01 / 0.51)
     assert first["loss"] == {"first_step": 0, "first": 2.0, "last_step": 11, "last": pytest.approx(2 / 12)}
-    assert first["within_batch_embedding_cosine"] is None
-    assert first["within_batch_embedding_cosine_reason"] == "the run notes no embeddings file"
+    assert first["within_batch_cosine"] is None
+    assert first["within_batch_cosine_reason"] == "the run notes no embeddings file"
     matrix = np.load(out / "step-coherence-hidden-sdo.npy")
     assert matrix.dtype == np.float32
     assert matrix.shape == (12, 12)
@@ -98,8 +98,8 @@ def test_embedding_cosine_of_the_batches(tmp_path):
     batches = Run.open(path).steps().column("sample_ids").to_pylist()
     each = [np.mean([unit[i] @ unit[j] for i in ids for j in ids if i != j]) for ids in batches]
     entry = read(tmp_path / "a")["runs"][0]
-    assert entry["within_batch_embedding_cosine"] == pytest.approx(np.mean(each), abs=1e-6)
-    assert entry["within_batch_embedding_cosine_steps"] == 4
+    assert entry["within_batch_cosine"] == pytest.approx(np.mean(each), abs=1e-6)
+    assert entry["within_batch_cosine_steps"] == 4
     for embeddings, reason in (
         ({"path": "gone.npy"}, "is not there"),
         ({"path": str(tmp_path / "E.npy"), "fingerprint": "0"}, "fingerprint differs"),
@@ -107,11 +107,11 @@ def test_embedding_cosine_of_the_batches(tmp_path):
     ):
         run_folders.RunWriter(path, {"hidden": 16}).info(embeddings=embeddings)
         assert call(path, "--out", tmp_path / "a", "--overwrite") == 0
-        assert reason in read(tmp_path / "a")["runs"][0]["within_batch_embedding_cosine_reason"]
+        assert reason in read(tmp_path / "a")["runs"][0]["within_batch_cosine_reason"]
     np.save(tmp_path / "E.npy", matrix[:3])
     run_folders.RunWriter(path, {"hidden": 16}).info(embeddings={"path": str(tmp_path / "E.npy")})
     assert call(path, "--out", tmp_path / "a", "--overwrite") == 0
-    assert "no rows of the embeddings" in read(tmp_path / "a")["runs"][0]["within_batch_embedding_cosine_reason"]
+    assert "no rows of the embeddings" in read(tmp_path / "a")["runs"][0]["within_batch_cosine_reason"]
 
 
 def test_a_run_with_hardly_any_data(tmp_path, capsys):
@@ -152,29 +152,6 @@ def test_micro_batches_stand_in_for_samples_and_are_told_apart(tmp_path, monkeyp
     assert "one_step_measures" not in batch
     assert set(drawn) == {"a, samples", "b, micro-batches", "of"}
     assert drawn["of"] == "micro-batches or samples"
-
-
-def test_names_are_the_shortest_unique_suffix_and_safe():
-    paths = [Path("/x/a/run"), Path("/x/b/run"), Path("/x/b/other")]
-    assert coherence.unique_names(paths) == ["a/run", "b/run", "other"]
-    assert list(coherence.file_names(["a/run", "a-run", "../..", "$x y", ""]).values()) == [
-        "a-run",
-        "a-run-2",
-        "run",
-        "x-y",
-        "run-2",
-    ]
-    with pytest.raises(InputError, match="came twice"):
-        coherence.unique_names([Path("/x/a"), Path("/x/b/../a")])
-
-
-def test_file_names_fit_every_file_system():
-    names = ["Run", "run", "RUN-2", "größer" * 30, "大" * 100, "GRÖSSER" * 30]
-    found = list(coherence.file_names(names).values())
-    assert found[:3] == ["Run", "run-2", "RUN-2-2"]
-    assert found[4] == "大" * 26
-    assert all(len(one.encode()) <= 84 for one in found)
-    assert len({one.casefold() for one in found}) == len(names)
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

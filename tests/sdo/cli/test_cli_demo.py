@@ -177,7 +177,7 @@ def entry(cosine=0.1, step=0.1, batch=0.1):
     step_values = {"mean": step, "lag_one": step, "sharing": step, "disjoint": None} if step is not None else None
     signal = {"step_coherence": step_values, "batch_coherence": {"mean": batch}, "sketch_check": None}
     signals = {"hidden": signal, "weight": signal}
-    return {"within_batch_embedding_cosine": cosine, "signals": signals, "recorder_share": None}
+    return {"within_batch_cosine": cosine, "signals": signals, "recorder_share": None}
 
 
 def outcome(seen=(1, 1), held_out=(2.0, 1.0), **values):

@@ -1,0 +1,95 @@
+"""Held-out scores, read off an evaluation's own forward passes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch.utils.data import SequentialSampler
+
+from diagnostics.kinds import TrainerKind
+from diagnostics.losses import held_out_scores
+from diagnostics.processes import Processes
+
+
+class HeldOut:
+    """The scores of the evaluation that is under way.
+
+    Parameters
+    ----------
+    kind
+        Says how a score is read off the model's output.
+    processes
+        Each holds the scores of its own batches.
+    """
+
+    def __init__(self, kind: TrainerKind, processes: Processes) -> None:
+        self._kind = kind
+        self._processes = processes
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was read off forward passes since the last evaluation, a prediction's for instance."""
+        self._scores: list[tuple[int, float]] = []
+        self._seen = 0
+        self._input: Any = None
+
+    def hold(self, output: Any, kwargs: Mapping[str, Any]) -> None:
+        """Take the scores of a forward pass.
+
+        Evaluation goes through its dataset in order, so that the count of samples so far is the position.
+        """
+        # A second pass over the same batch is the reference's: the model with its adapters off.
+        batch = kwargs.get("input_ids")
+        if batch is not None and batch is self._input:
+            return
+        self._input = batch
+        for score in held_out_scores(output, kwargs, self._kind) or []:
+            if score is not None:
+                self._scores.append((self._seen, score))
+            self._seen += 1
+
+    def end(self, loader: Any) -> dict[int, float]:
+        """Return the scores of all processes by row of the evaluation's dataset; a collective call.
+
+        Parameters
+        ----------
+        loader
+            The evaluation's data loader. Where it does not go through its dataset in order, nothing is returned, since
+            nobody could tell whose scores they are.
+
+        Returns
+        -------
+        dict
+            Ascending by row; empty too where nothing was read off.
+        """
+        positions = _positions(loader, self._seen)
+        found = [] if positions is None else [(positions[at], score) for at, score in self._scores]
+        lost = bool(self._scores) and positions is None
+        self.forget()
+        parts = self._processes.numbers(np.array([lost, *(value for pair in found for value in pair)], np.float64))
+        if any(part[0] for part in parts):
+            warnings.warn(
+                "the evaluation did not go through its rows once and in order, so its losses per sample are not "
+                "recorded; mend: do not group by length, and no other forward passes while it runs",
+                stacklevel=3,
+            )
+            return {}
+        # The last batches are filled up with rows from the beginning, so that every process has as many.
+        scores = {int(at): float(score) for part in parts for at, score in zip(part[1::2], part[2::2], strict=True)}
+        return dict(sorted(scores.items()))
+
+
+def _positions(loader: Any, seen: int) -> list[int] | None:
+    """Which row each sample of an evaluation was, in this process; None where the loader does not go in order."""
+    inner = getattr(loader, "base_dataloader", loader)
+    batches: Any = getattr(inner, "batch_sampler", None)
+    sampler = batches
+    while hasattr(sampler, "batch_sampler"):
+        sampler = sampler.batch_sampler
+    if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
+        return None
+    positions = [position for batch in batches for position in batch]  # a shard of batches deals itself out again
+    return positions if len(positions) == seen else None
