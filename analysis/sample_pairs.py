@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from analysis.gradient_rows import GradientRows
+from analysis.jackknife import jackknife_error, reach
 from analysis.redraw_tests import redraw_p
 from analysis.units import as_matrix, unit_rows
 from sdo.embeddings import Embeddings
 
 _FEW_SAMPLES = 10  # a jackknife over fewer says nothing
-_LEVEL = 0.95
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +189,8 @@ def pair_slope(pairs: SamplePairs) -> Slope:
     ]
     if not (without[1] > 1e-12 * P).all():
         return Slope(value, None, None, P, n, len(steps), "without one sample there is no slope")
-    deviation = _jackknife(without[0] / without[1])
-    reach = float(stats.t.ppf(0.5 + _LEVEL / 2, n - 1)) * deviation
-    return Slope(value, value - reach, value + reach, P, n, len(steps))
+    half = reach(jackknife_error(without[0] / without[1]), n)
+    return Slope(value, value - half, value + half, P, n, len(steps))
 
 
 def binned_pairs(pairs: SamplePairs, bins: int = 10) -> BinnedMean:
@@ -206,6 +204,21 @@ def binned_pairs(pairs: SamplePairs, bins: int = 10) -> BinnedMean:
         Fewer where values repeat.
     """
     x, y = pairs.within_steps()
+    return binned_mean(x, y, np.stack([pairs.first, pairs.second]), bins)
+
+
+def binned_mean(x: NDArray[np.float64], y: NDArray[np.float64], units: NDArray[np.int64], bins: int = 10) -> BinnedMean:
+    """Return the mean of y in bins of equally many x, with intervals that leave out one unit at a time.
+
+    Parameters
+    ----------
+    x, y
+        (P,), of pairs.
+    units
+        (u, P), the labels of what a pair belongs to: its two samples, or its one batch.
+    bins
+        Fewer where values repeat.
+    """
     edges = np.unique(np.quantile(x, np.linspace(0, 1, bins + 1))) if len(x) else np.zeros(0)
     if len(edges) < 2:
         nothing = np.full(0, np.nan)
@@ -214,23 +227,23 @@ def binned_pairs(pairs: SamplePairs, bins: int = 10) -> BinnedMean:
     n_bins = len(edges) - 1
     count = np.bincount(place, minlength=n_bins)
     mean_x, mean_y = (np.bincount(place, values, n_bins) / np.maximum(count, 1) for values in (x, y))
-    samples, ends = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
+    labels, ends = np.unique(units.ravel(), return_inverse=True)
     low, high = np.full(n_bins, np.nan), np.full(n_bins, np.nan)
-    n = len(samples)
+    n, each = len(labels), len(units)
     for b in range(n_bins):
-        inside = np.tile(place == b, 2)
-        values = np.tile(y - mean_y[b], 2)[inside]
+        inside = np.tile(place == b, each)
+        values = np.tile(y - mean_y[b], each)[inside]
         own_count = np.bincount(ends[inside], minlength=n)
         own_sum = np.bincount(ends[inside], values, n)
         present = own_count > 0
         left = count[b] - own_count[present]
         if present.sum() < _FEW_SAMPLES or (left == 0).any():
             continue
-        # Samples without a pair in the bin change nothing: they count among the n, with the mean itself.
+        # Units without a pair in the bin change nothing: they count among the n, with the mean itself.
         without = np.zeros(n)
         without[present] = -own_sum[present] / left
-        reach = float(stats.t.ppf(0.5 + _LEVEL / 2, present.sum() - 1)) * _jackknife(without)
-        low[b], high[b] = mean_y[b] - reach, mean_y[b] + reach
+        half = reach(jackknife_error(without), int(present.sum()))
+        low[b], high[b] = mean_y[b] - half, mean_y[b] + half
     empty = count == 0
     mean_x[empty] = mean_y[empty] = np.nan
     return BinnedMean(edges, mean_x, mean_y, low, high, count)
@@ -296,9 +309,3 @@ def _moments(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np
     some = n > 0.5
     size = np.where(some, n, 1.0)
     return np.where(some, xy - x * y / size, 0.0), np.where(some, xx - x * x / size, 0.0)
-
-
-def _jackknife(without: NDArray[np.float64]) -> float:
-    """Return the standard error from the values that each leave one of n samples out."""
-    n = len(without)
-    return float(np.sqrt((n - 1) / n * np.square(without - without.mean()).sum()))

@@ -1,7 +1,8 @@
 """Run the quick benchmarks, or those named: ``python -m benchmarks [plan] [walk] [neighbors] [coherence] …``.
 
 Larger ones are run by module: ``benchmarks.neighbors_speed 1000000``, ``benchmarks.coherence_speed long``,
-``benchmarks.recorder_overhead MODEL DATA``, ``benchmarks.growth``, ``benchmarks.gpu``, ``benchmarks.locality_levels``.
+``benchmarks.recorder_overhead MODEL DATA``, ``benchmarks.growth``, ``benchmarks.gpu``, ``benchmarks.locality_levels``,
+``benchmarks.probe_levels``.
 Results are also written as JSON to ``benchmarks/results``.
 """
 
@@ -17,6 +18,7 @@ from benchmarks import (
     locality_speed,
     neighbors_speed,
     plan_speed,
+    probe_levels,
     sketch_error,
 )
 
@@ -30,6 +32,7 @@ BENCHMARKS = {
     "locality": locality_speed.main,
     "balance-levels": balance_levels.main,
     "locality-levels": locality_levels.main,
+    "probe-levels": probe_levels.main,
 }
 
 

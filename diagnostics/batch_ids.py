@@ -152,6 +152,28 @@ class IdChannel:
         self._ids = ids
         self.source = source
 
+    def positions(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where samples stand in the training dataset; same shape.
+
+        Parameters
+        ----------
+        sample_ids
+            Ids that the dataset has; positions themselves where nobody named them.
+
+        Raises
+        ------
+        KeyError
+            If the dataset has no such sample.
+        """
+        if self._ids is None:
+            return sample_ids
+        order = np.argsort(self._ids, kind="stable")
+        place = np.minimum(np.searchsorted(self._ids, sample_ids, sorter=order), len(order) - 1)
+        found = order[place]
+        if (self._ids[found] != sample_ids).any():
+            raise KeyError(int(sample_ids[self._ids[found] != sample_ids].flat[0]))
+        return np.asarray(found, dtype=np.int64)
+
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener`` with each micro-batch that is about to be trained on, however many forwards it takes."""
         if listener not in self._subscribers:

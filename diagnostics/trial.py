@@ -84,6 +84,54 @@ def run_micro_step(
     """
     model = trainer.model
     channel = IdChannel.of(model)
+    with listening(model, kind, micros):
+        follower = follow_completions(trainer) if kind.generates else None
+        try:
+            channel.install(loader)
+            inner = getattr(loader, "base_dataloader", loader)
+            positions = list(next(iter(inner.batch_sampler)))
+            if kind.generates:
+                items = inner.collate_fn(inner.dataset.__getitems__(positions[: trainer.args.num_generations]))
+                inputs = _generated(trainer, items, rows)
+            else:
+                inputs = fetch(trainer, loader, positions[:rows])
+            model.train()
+            on_gpu = trainer.args.device.type == "cuda"
+            reset_peak(on_gpu)
+            started = time.perf_counter()
+            loss = forward_backward(trainer, inputs, taps)
+            if on_gpu:
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - started
+        finally:
+            if follower is not None:
+                follower.detach()
+    ids = micros[0].sample_ids if micros else []
+    return MicroStep(
+        sample_ids=tuple(ids),
+        tokens=sum(sum(micro.tokens) for micro in micros),
+        loss=float(loss),
+        seconds=seconds,
+        peak_bytes=peak_bytes(on_gpu),
+        device=str(loss.device),
+        generated=min(GENERATED_TOKENS, int(trainer.args.max_completion_length)) if kind.generates else None,
+    )
+
+
+@contextlib.contextmanager
+def listening(model: nn.Module, kind: TrainerKind, micros: list[MicroBatch]) -> Iterator[None]:
+    """Begin a micro-batch in `micros` with each forward pass in training mode, and read its losses off the output.
+
+    Parameters
+    ----------
+    model
+        The model in training.
+    kind
+        Its trainer's kind.
+    micros
+        Gets the micro-batches.
+    """
+    channel = IdChannel.of(model)
 
     def begin(ids: BatchIds) -> None:
         micros.append(MicroBatch.of(ids, kind))
@@ -94,47 +142,54 @@ def run_micro_step(
             micros[-1].losses = sample_losses(output, kwargs, exact=False)
 
     channel.subscribe(begin)
-    follower = follow_completions(trainer) if kind.generates else None
     hook = model.register_forward_hook(after, with_kwargs=True)
     try:
-        channel.install(loader)
-        inner = getattr(loader, "base_dataloader", loader)
-        positions = list(next(iter(inner.batch_sampler)))
-        if kind.generates:
-            items = inner.collate_fn(inner.dataset.__getitems__(positions[: trainer.args.num_generations]))
-            inputs = _generated(trainer, items, rows)
-        else:
-            batch = inner.collate_fn(inner.dataset.__getitems__(positions[:rows]))
-            inputs = trainer._prepare_inputs(send_to_device(batch, trainer.args.device))
+        yield
+    finally:
+        hook.remove()
+        channel.unsubscribe(begin)
+
+
+def fetch(trainer: Any, loader: Any, positions: list[int]) -> Any:
+    """Return rows of the training dataset, collated and on the trainer's device as its own loader gives them.
+
+    Parameters
+    ----------
+    trainer
+        A transformers or TRL trainer.
+    loader
+        Its training loader.
+    positions
+        Positions in the dataset.
+    """
+    inner = getattr(loader, "base_dataloader", loader)
+    batch = inner.collate_fn(inner.dataset.__getitems__(positions))
+    return trainer._prepare_inputs(send_to_device(batch, trainer.args.device))
+
+
+def forward_backward(trainer: Any, inputs: Any, taps: list[Tap]) -> torch.Tensor:
+    """Run the trainer's own loss, and backward while the taps listen; return the loss, shape ``()``.
+
+    Parameters
+    ----------
+    trainer
+        A transformers or TRL trainer.
+    inputs
+        What its loss takes.
+    taps
+        Hooked here and let go of at the end.
+    """
+    try:
         for tap in taps:
             tap.register()
-        model.train()
-        on_gpu = trainer.args.device.type == "cuda"
-        reset_peak(on_gpu)
-        started = time.perf_counter()
         with trainer.accelerator.autocast(), trainer.compute_loss_context_manager():
-            loss = trainer.compute_loss(model, inputs)
+            loss: Any = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
-        ids = micros[0].sample_ids if micros else []
-        return MicroStep(
-            sample_ids=tuple(ids),
-            tokens=sum(sum(micro.tokens) for micro in micros),
-            loss=float(loss.detach()),
-            seconds=seconds,
-            peak_bytes=peak_bytes(on_gpu),
-            device=str(loss.device),
-            generated=min(GENERATED_TOKENS, int(trainer.args.max_completion_length)) if kind.generates else None,
-        )
+        found: torch.Tensor = loss.detach()
+        return found
     finally:
         for tap in taps:
             tap.remove()
-        hook.remove()
-        if follower is not None:
-            follower.detach()
-        channel.unsubscribe(begin)
 
 
 def _generated(trainer: Any, items: list[Any], rows: int) -> dict[str, Any]:
@@ -152,13 +207,15 @@ def _generated(trainer: Any, items: list[Any], rows: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def untouched(trainer: Any) -> Iterator[None]:
+def untouched(trainer: Any, *, checkpointing: bool = True) -> Iterator[None]:
     """Whatever building a loader, forward and backward change on a trainer is afterwards as before.
 
     Parameters
     ----------
     trainer
         Its attributes, the model's gradients, buffers and modes, and the random states are put back.
+    checkpointing
+        Whether activations are recomputed in backward where training would.
     """
     model: nn.Module = trainer.model
     attributes = dict(vars(trainer))
@@ -172,7 +229,8 @@ def untouched(trainer: Any) -> Iterator[None]:
     try:
         gpus = [torch.cuda.current_device()] if trainer.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=gpus), _modules_kept(model):
-            enable_checkpointing(trainer.args, model)
+            if checkpointing:
+                enable_checkpointing(trainer.args, model)
             for parameter, _ in gradients:
                 parameter.grad = None
             yield

@@ -15,6 +15,7 @@ RANDOM_NEIGHBORS = 2  # the control that replaces neighbours by random members
 HOT_DRAW = 3  # inverse-exposure draw from the hot samples
 CENTROIDS = 4  # rows that k-means starts from and trains on, when neighbours are approximate
 REDRAW = 5  # seeds of the plans that a recorded one is compared with
+PROBE = 6  # batches of a plan, and members of a batch, that a probe looks at; the epoch stands for the plan
 
 MAX_SEED = 2**64 - 1
 

@@ -12,7 +12,7 @@ from sdo.errors import InputError
 
 # In the order in which a user meets them. Each module has add_parser(subparsers), which sets `run` as default.
 COMMANDS = (
-    *("demo", "embed", "plan", "doctor", "sft", "dpo", "grpo"),
+    *("demo", "embed", "plan", "probe", "doctor", "sft", "dpo", "grpo"),
     *("coherence", "locality", "balance", "exposure", "compare", "report"),
 )
 

@@ -648,8 +648,9 @@ def kit() -> SimpleNamespace:
     """The helpers of this file by name, since test modules cannot import a conftest."""
     helpers = (Case, Recorded, Truth, lora, make_model, make_organizer, make_rows, make_tokenizer)
     helpers += (make_trainer, head_gradient, relative_error, sum_of, tokenized)
-    names = {
+    names: dict[str, Any] = {
         "ADAPTER": ADAPTER,
+        "CASES": CASES,
         "CHECKPOINTING": CHECKPOINTING,
         "EMBEDDING": EMBEDDING,
         "HEAD": HEAD,

@@ -10,6 +10,7 @@ import torch
 
 from diagnostics import doctor
 from diagnostics.batch_ids import _channels
+from diagnostics.sample_gradients import sample_gradients
 
 
 def fresh(kit, runs, name, folder):
@@ -49,6 +50,22 @@ def test_the_trainer_is_left_as_it_was(kit, runs, name, tmp_path):
         states.append(state_of(recorded))
     assert states[0] == states[1]
     assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.parametrize("name", ["fused", "tied", "reentrant", "lora_reentrant"])
+def test_taking_gradients_of_samples_leaves_it_as_it_was_too(kit, runs, name, tmp_path):
+    recorded = fresh(kit, runs, name, tmp_path)
+    states, required = [], []
+    for taken in (False, True):
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.manual_seed(1)
+        if taken:
+            sample_gradients(recorded.trainer, np.array(recorded.ids[:2]), weight=recorded.case.weight)
+        states.append(state_of(recorded))
+        required.append([parameter.requires_grad for parameter in recorded.trainer.model.parameters()])
+    assert states[0] == states[1]
+    assert required[0] == required[1]
 
 
 @pytest.mark.parametrize("name", ["fused", "lora_not_reentrant", "right"])

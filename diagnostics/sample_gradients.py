@@ -1,0 +1,298 @@
+"""Gradients of single samples at the parameters as they are: nothing is trained.
+
+Each sample goes through the trainer's own loss alone, forward and backward, so that its gradient is exact for every
+signal and no padding is computed. All parameters but those that a signal needs are frozen meanwhile: backward ends at
+them, and activations of the layers below are not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from diagnostics.batch_ids import IdChannel
+from diagnostics.head import Tap
+from diagnostics.kinds import TrainerKind
+from diagnostics.launch import check_launch, no_ids_came, require_positions
+from diagnostics.signals import DEFAULT_SIGNALS, SILENT, HiddenTap, MicroBatch, WeightTap, find_decoder
+from diagnostics.step_rows import make_row
+from diagnostics.trial import fetch, forward_backward, listening, untouched
+from sdo.errors import InputError
+
+NORM_STATE = "raw, unscaled, of the loss summed over the sample's tokens"
+NORM_STATE_OF_MEAN = "raw, unscaled, of the sample's own loss"
+
+
+@dataclass(frozen=True, eq=False)
+class SampleGradients:
+    """One signal's gradients of n samples.
+
+    Attributes
+    ----------
+    signal
+        ``"weight"`` or ``"hidden"``.
+    parameter
+        Name of the parameter of ``weight``; None for ``hidden``.
+    stored
+        How a sketch was made, as :meth:`diagnostics.sketch.GradientSketch.describe` says.
+    check
+        Error of the sketched cosines among the first samples, see :class:`diagnostics.sketch.SketchCheck`; None where
+        gradients are stored as they are.
+    sample_ids
+        Shape ``(n,)``, int64.
+    sketch
+        Shape ``(n, k)``, float32; zeros where the gradient has no direction.
+    norm
+        Shape ``(n,)``, float64, exact, as the samples of one step weigh in it; NaN where not finite.
+    norm_state
+        What the norms are, in words.
+    tokens
+        Shape ``(n,)``, int64, tokens that carry a loss.
+    reason
+        n texts, why a gradient has no direction; None where it has.
+    """
+
+    signal: str
+    parameter: str | None
+    stored: dict[str, Any]
+    check: dict[str, Any] | None
+    sample_ids: NDArray[np.int64]
+    sketch: NDArray[np.float32]
+    norm: NDArray[np.float64]
+    norm_state: str
+    tokens: NDArray[np.int64]
+    reason: tuple[str | None, ...]
+
+    @property
+    def defined(self) -> NDArray[np.bool_]:
+        """Shape ``(n,)``: rows that have a direction."""
+        return np.array([one is None for one in self.reason], dtype=np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """What :func:`sample_gradients` found and took.
+
+    Attributes
+    ----------
+    signals
+        By name.
+    seconds
+        Forward and backward of all samples.
+    device
+        Where it ran.
+    """
+
+    signals: dict[str, SampleGradients]
+    seconds: float
+    device: str
+
+
+def sample_gradients(
+    trainer: Any,
+    sample_ids: NDArray[np.int64],
+    *,
+    signals: Sequence[str] = DEFAULT_SIGNALS,
+    weight: str | None = None,
+    sketch_size: int = 8192,
+    progress: Callable[[int], None] | None = None,
+) -> Sampled:
+    """Take the gradients of single samples, one forward and backward pass each.
+
+    Parameters
+    ----------
+    trainer
+        A transformers or TRL trainer in one process, with its organizer attached or without one; SFT and DPO.
+    sample_ids
+        Shape ``(n,)``, each once.
+    signals
+        ``"weight"`` and ``"hidden"``, or one of them.
+    weight
+        The parameter of ``weight``, see :func:`diagnostics.signals.find_weight`.
+    sketch_size
+        Length k of the sketches.
+    progress
+        Called with the number of samples done.
+
+    Returns
+    -------
+    Sampled
+        Rows in the order of `sample_ids`. The trainer, its model and all random states are left as they were.
+
+    Raises
+    ------
+    InputError
+        If trainer, signals or parameter cannot be followed, a signal does not fire, or the user's model or loss fails.
+
+    Notes
+    -----
+    A step's loss is the mean over its trained tokens (transformers since 4.46, ``num_items_in_batch``), so that a
+    sample weighs by its tokens: norms are those of the loss summed over the tokens. Where a trainer takes the mean over
+    samples, as DPO does, they are those of the sample's own loss.
+    """
+    kind = check_launch(type(trainer.args), trainer.args)
+    _refuse(trainer, kind, signals)
+    require_positions(trainer.train_dataset)
+    micros: list[MicroBatch] = []
+    taps = _taps(trainer.model, kind, signals, weight, sketch_size, micros)
+    model = trainer.model
+    with untouched(trainer, checkpointing=False), needed_only(model, taps), listening(model, kind, micros):
+        loader = trainer.get_train_dataloader()
+        channel = IdChannel.of(model)
+        channel.install(loader)
+        model.train()
+        collector = _Collector(trainer, loader, kind, taps, micros)
+        started = time.perf_counter()
+        for done, (sample, position) in enumerate(zip(sample_ids, channel.positions(sample_ids), strict=True), 1):
+            collector.take(int(sample), int(position))
+            if progress is not None:
+                progress(done)
+        return Sampled(collector.result(), time.perf_counter() - started, str(trainer.args.device))
+
+
+@contextlib.contextmanager
+def needed_only(model: nn.Module, taps: dict[str, Tap]) -> Iterator[None]:
+    """Freeze all parameters but those that the taps need.
+
+    Parameters
+    ----------
+    model
+        Its parameters require gradients as before when the body ends.
+    taps
+        A gradient reaches the decoder's output where one of the decoder's parameters asks for it: the weight's own, or
+        the decoder's last one.
+    """
+    needed: list[nn.Parameter] = []
+    tap = taps.get("weight")
+    if isinstance(tap, WeightTap):
+        needed.append(tap.weight.parameter)
+    if "hidden" in taps:
+        decoder, _ = find_decoder(model)
+        own = [p for p in decoder.parameters() if p.requires_grad] or list(decoder.parameters())
+        if not any(one is p for one in needed for p in own):
+            needed += own[-1:]
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(any(parameter is one for one in needed))
+        yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
+
+
+class _Collector:
+    """Runs sample after sample and keeps their rows."""
+
+    def __init__(
+        self, trainer: Any, loader: Any, kind: TrainerKind, taps: dict[str, Tap], micros: list[MicroBatch]
+    ) -> None:
+        self._trainer, self._loader, self._kind, self._taps, self._micros = trainer, loader, kind, taps, micros
+        self._by_tokens = kind.loss_from == "forward"
+        self._state = NORM_STATE if self._by_tokens else NORM_STATE_OF_MEAN
+        self._ids: list[int] = []
+        self._tokens: list[int] = []
+        self._rows: dict[str, list[Any]] = {name: [] for name in taps}
+
+    def take(self, sample: int, position: int) -> None:
+        """Add one sample."""
+        self._micros.clear()
+        try:
+            inputs = fetch(self._trainer, self._loader, [position])
+            forward_backward(self._trainer, inputs, list(self._taps.values()))
+        except InputError:
+            raise
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            # The user's model, collator and loss run here, and what they raise is what training would end with.
+            line = next(iter(str(error).strip().splitlines()), "")
+            raise InputError(
+                f"forward and backward of sample {sample} fail, and so would training: {type(error).__name__}: {line}"
+            ) from error
+        if not self._micros or self._micros[-1].sample_ids != [sample]:
+            raise InputError(no_ids_came())
+        micro = self._micros[-1]
+        tokens = sum(micro.tokens)
+        self._ids.append(sample)
+        self._tokens.append(tokens)
+        for name, tap in self._taps.items():
+            self._rows[name].append(self._row(tap, name, micro, tokens))
+        for parameter in self._trainer.model.parameters():
+            parameter.grad = None
+
+    def _row(self, tap: Tap, name: str, micro: MicroBatch, tokens: int) -> Any:
+        """One signal's row, as the sample weighs in a step."""
+        norm: torch.Tensor | None = None
+        exact: torch.Tensor | None = None
+        vector: torch.Tensor | None = None
+        if isinstance(tap, WeightTap):
+            exact, vector, norm = tap.weight.parameter.grad, micro.weight, micro.weight_norm
+        elif micro.hidden is not None:
+            exact, norm = micro.hidden[0], micro.hidden[0].double().norm()
+            vector = tap.sketch.sketch(exact)
+        if vector is None and tokens:
+            raise InputError(f"signal {name!r} does not fire: {SILENT[name]}")
+        if vector is None:
+            vector, norm = torch.zeros(tap.sketch.stored), torch.zeros(())
+        elif exact is not None and tap.check is not None and tap.sketch.kind != "identity":
+            tap.check.add(len(self._ids), exact, vector)
+        scale = tokens if self._by_tokens and tokens else 1
+        norm = None if norm is None else norm.double() * scale
+        return make_row(0, "sample", 0, micro.sample_ids, tokens, norm, self._state, vector * scale)
+
+    def result(self) -> dict[str, SampleGradients]:
+        """Put the rows together."""
+        found = {}
+        for name, tap in self._taps.items():
+            rows = [row for row, _ in self._rows[name]]
+            check = None if tap.check is None or tap.sketch.kind == "identity" else tap.check.result()
+            found[name] = SampleGradients(
+                signal=name,
+                parameter=tap.weight.name if isinstance(tap, WeightTap) else None,
+                stored=tap.sketch.describe(),
+                check=check,
+                sample_ids=np.array(self._ids, dtype=np.int64),
+                sketch=np.stack([sketch for _, sketch in self._rows[name]]),
+                norm=np.array([np.nan if row.norm is None else row.norm for row in rows], dtype=np.float64),
+                norm_state=self._state,
+                tokens=np.array(self._tokens, dtype=np.int64),
+                reason=tuple(row.reason for row in rows),
+            )
+        return found
+
+
+def _refuse(trainer: Any, kind: TrainerKind, signals: Sequence[str]) -> None:
+    unknown = [name for name in signals if name not in DEFAULT_SIGNALS]
+    if unknown or not signals:
+        raise InputError(
+            f"signals are {list(signals)}; gradients of single samples are taken of {' and '.join(DEFAULT_SIGNALS)}; "
+            "mend: name one of them, or both"
+        )
+    kind.require(signals)
+    if kind.generates:
+        raise InputError(
+            f"a {kind.trainer} generates its samples itself; expected a trainer whose samples are rows of its dataset"
+        )
+    if int(trainer.args.world_size) > 1:
+        raise InputError(f"got {trainer.args.world_size} processes; expected one; mend: start without torchrun")
+
+
+def _taps(
+    model: nn.Module, kind: TrainerKind, signals: Sequence[str], weight: str | None, k: int, micros: list[MicroBatch]
+) -> dict[str, Tap]:
+    def current() -> tuple[int, list[MicroBatch]]:
+        return 0, micros
+
+    taps: dict[str, Tap] = {}
+    if "weight" in signals:
+        taps["weight"] = WeightTap.of(model, weight, k, current, contextlib.nullcontext)
+    if "hidden" in signals:
+        taps["hidden"] = HiddenTap.of(model, k, current, contextlib.nullcontext, sequences=kind.sequences)
+    return taps
