@@ -88,6 +88,7 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
     small = {
         "embed": ["--overwrite"],
         "doctor": shlex.split("--model_name_or_path tiny --output_dir out --use_cpu true --bf16 false"),
+        "probe": shlex.split("--model tiny --output_dir out --samples 64 --batch-size 4 --use_cpu true --bf16 false"),
         "sft": shlex.split("--model_name_or_path tiny --output_dir out --max_steps 3 --use_cpu --bf16 false"),
     }
     ran = []
@@ -101,8 +102,9 @@ def test_commands_run_in_their_order(desk, monkeypatch, capsys):
         assert main(arguments) == 0, capsys.readouterr().err
         ran.append(words[1])
     analysed = ["coherence", "locality", "exposure", "balance", "report"]
-    assert ran == ["embed", "plan", "doctor", "sft", "sft", *analysed]
+    assert ran == ["embed", "plan", "doctor", "probe", "sft", "sft", *analysed]
     assert (folder / "PLAN.parquet").is_file()
+    assert (folder / "probe" / "probe.json").is_file()
     assert (folder / "coherence" / "coherence.json").is_file()
     assert list((folder / "coherence").glob("*.png"))
     assert (folder / "balance" / "balance.json").is_file()
