@@ -252,7 +252,7 @@ class HeadTap:
                 "the head's weight is sharded, so that 'head_only' cannot be rebuilt from it; expected it whole on "
                 "each device; mend: leave head_only out of signals"
             )
-        sketch = GradientSketch(tuple(weight.shape), k=k)
+        sketch = GradientSketch(tuple(weight.shape), k=k, factored=True)
         temperature = 1.0 if kind.temperature is None else float(getattr(args, kind.temperature))
         return cls(
             model=model,

@@ -41,7 +41,7 @@ def assert_rows_are_right(recorded, kit):
             assert (row["norm"], any(row["sketch"])) == (0.0, False)
             assert row["reason"].startswith("zero gradient")
             continue
-        sketched = GradientSketch(gradient.shape, k=case.sketch_size).sketch(gradient)
+        sketched = GradientSketch(gradient.shape, k=case.sketch_size, factored=True).sketch(gradient)
         assert kit.relative_error(row["sketch"], sketched) < case.tolerance
         raw = "raw" if case.overflow is None else "raw, scaled"
         exact = case.sketch_size >= gradient.numel() or row["kind"] == "sample"
@@ -90,7 +90,7 @@ def test_the_sketch_is_compared_with_the_gradient_itself(runs, kit):
 @pytest.mark.parametrize("limits", ["rows are hashed", "few positions at a time"])
 def test_large_heads_and_long_batches(kit, tmp_path, monkeypatch, limits):
     if limits == "rows are hashed":
-        for name, value in {"ROW_BUCKETS": 64, "FLAT_ENTRIES": 300}.items():
+        for name, value in {"ROW_BUCKETS": 64, "PRODUCT_ENTRIES": 300}.items():
             monkeypatch.setattr(sketch, name, value)
         for name, value in {"BLOCK_ENTRIES": 1000, "KEPT_ENTRIES": 0}.items():
             monkeypatch.setattr(head, name, value)
@@ -106,7 +106,7 @@ def test_large_heads_and_long_batches(kit, tmp_path, monkeypatch, limits):
         return
     for row in recorded.rows("gradients/head_only"):  # sketches are exact, but nobody knows a long sample's norm
         gradient = kit.head_gradient(samples_of(recorded, row))
-        sketched = GradientSketch(gradient.shape, k=256).sketch(gradient)
+        sketched = GradientSketch(gradient.shape, k=256, factored=True).sketch(gradient)
         assert kit.relative_error(row["sketch"], sketched) < 1e-5
         assert row["norm_state"] == "raw, estimated from the sketch"
 
