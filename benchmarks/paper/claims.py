@@ -115,7 +115,7 @@ CLAIMS = (
             for setting in ("families-small", "sft-small", "dpo-small", "grpo-small")
             for measure in (
                 inside("signals", "hidden", "batch_coherence", label="batch coherence, hidden"),
-                inside("signals", "weight", "step_coherence", "mean", label="step coherence, weight"),
+                inside("signals", "weight", "step_coherence", "mean", label="step coherence, weight", digits=4),
             )
         ),
     ),

@@ -50,8 +50,8 @@ def dynamics(signals: Sequence[str] = ("weight", "hidden")) -> list[Measure]:
         path = ("signals", signal)
         found += [
             inside(*path, "batch_coherence", label=f"batch coherence, {signal}"),
-            inside(*path, "step_coherence", "mean", label=f"step coherence, {signal}"),
-            inside(*path, "step_coherence", "disjoint", label=f"…, steps without a common sample, {signal}"),
+            inside(*path, "step_coherence", "mean", label=f"step coherence, {signal}", digits=4),
+            inside(*path, "step_coherence", "disjoint", label=f"…, steps without a common sample, {signal}", digits=4),
             inside("locality", signal, "series", "value", label=f"locality, series r, {signal}"),
             inside("locality", signal, "matrix", "value", label=f"locality, matrix r, {signal}"),
             inside("locality", signal, "slope", label=f"locality, slope of pairs, {signal}"),
