@@ -197,12 +197,14 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
     for note in said:
         print(f"note: {note}")
     print(f"\n{WORDS}\nadvice, {rule(args.smallest_change)}; it rests on {first}.")
+    narrower = "."
     if cost["half_width"] is not None:
-        print(
-            f"cost: {per_sample:.2f} s a sample; {cost['samples']} samples would take {duration(cost['more_seconds'])} "
-            f"more, and the interval of within minus between would go from ±{cost['half_width']:.3f} to about "
+        narrower = (
+            f", and the interval of within minus between would go from ±{cost['half_width']:.3f} to about "
             f"±{cost['half_width_then']:.3f}."
         )
+    more = duration(cost["more_seconds"])
+    print(f"cost: {per_sample:.2f} s a sample; {cost['samples']} samples would take {more} more{narrower}")
     print(f"written to {args.out}: {', '.join(['probe.json', *content['files']])}\n\n{sentence}")
     return 1 if failed else 0
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 
 import numpy as np
@@ -209,6 +210,22 @@ def test_samples_that_the_trainer_drops_are_not_in_the_plan(here):
     assert all(one["undefined"] == 0 for one in found["signals"].values())
 
 
+def test_gradients_of_zero_are_left_out_and_said(here, capsys):
+    """lora_B begins at zero, and with it every gradient of lora_A."""
+    pytest.importorskip("peft")
+    lora = ["--use_peft", "true", "--lora_target_modules", "q_proj", "down_proj", "--lora_r", 2]
+    assert probe(*lora, "--recorder.weight", "model.layers.1.mlp.down_proj.lora_A.weight") == 0
+    found = result(here)
+    weight, hidden = found["signals"]["weight"], found["signals"]["hidden"]
+    assert weight["undefined"] == weight["samples"] == found["design"]["samples"]
+    assert (weight["slope"]["value"], weight["outcome"]) == (None, "cannot tell")
+    assert (hidden["undefined"], hidden["outcome"]) == (0, "likely")
+    printed = capsys.readouterr().out
+    n = weight["samples"]
+    assert f"weight: {n} of {n} gradients have no direction and are left out (zero gradient: {n})" in printed
+    assert found["advice"]["sentence"].startswith("cannot tell: ")
+
+
 def test_pairs_of_dpo(here):
     rows = [json.loads(line) for line in (here / "train.jsonl").read_text().splitlines()]
     pairs = [{"prompt": r["question"], "chosen": r["answer"], "rejected": r["answer"][::-1]} for r in rows]
@@ -234,6 +251,7 @@ def test_a_picture_that_fails_is_named_and_the_numbers_stay(here, capsys, monkey
     assert captured.out.rstrip().endswith(found["advice"]["sentence"])
     assert found["advice"]["outcome"] == "cannot tell"  # four batches
     assert "an interval takes 6" in found["advice"]["sentence"]
+    assert re.search(r"cost: [\d.]+ s a sample; 64 samples would take \d+ s more\.", captured.out)
 
 
 def test_an_out_folder_that_holds_other_things_is_left_alone(here, capsys):
