@@ -223,6 +223,33 @@ def test_heavy_rows_that_meet_in_a_bucket_do_not_look_alike():
         assert alike or abs(found) < 4 / math.sqrt(8192)
 
 
+def test_cosines_of_gradients_that_few_alike_rows_carry():
+    """As a head's; of the rows, two share a bucket in each of the hash functions, where rows are hashed first."""
+    shape, bar, pool = (9000, 600), 0.012, []
+    for seed in range(6):
+        buckets = hash_table(seed, 1, shape[0], module.ROW_BUCKETS) >> 1
+        order = np.argsort(buckets, kind="stable")
+        at = int(np.flatnonzero(np.diff(buckets[order]) == 0)[seed])
+        pool += [order[at], order[at + 1]]
+    assert len(set(pool)) == 12
+    rng = np.random.default_rng(0)
+    common, grads = rng.standard_normal(shape[1]), []
+    for _ in range(4):
+        grad = np.zeros(shape, dtype=np.float32)
+        rows = rng.permutation(pool)[:6]
+        grad[rows] = np.arange(1, 7)[:, None] ** -0.5 * (common + 0.3 * rng.standard_normal((6, shape[1])))
+        grads.append(torch.from_numpy(grad))
+    squares: dict[bool, list[float]] = {False: [], True: []}
+    for seed in range(6):
+        for factored, found in squares.items():
+            sketcher, check = GradientSketch(shape, seed=seed, factored=factored), SketchCheck(max_copies=4)
+            for step, grad in enumerate(grads):
+                check.add(step, grad, sketcher.sketch(grad))
+            found.append(check.result()["rmse"] ** 2)
+    assert math.sqrt(np.mean(squares[False])) < bar
+    assert math.sqrt(np.mean(squares[True])) > bar  # these gradients do show the fault of hashing rows first
+
+
 def test_the_rule_bounds_the_tables():
     for shape in [(151936, 5120), (8192, 28672), (4096, 14336), (128, 2048, 768), (10**9,), (10**7, 1)]:
         sketcher = GradientSketch(shape)
