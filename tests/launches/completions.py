@@ -9,6 +9,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+from leave import leave
 from transformers import TrainerCallback
 
 from diagnostics import GradientRecorder
@@ -70,3 +71,4 @@ def main(folder):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

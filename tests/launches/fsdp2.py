@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from leave import leave
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -150,3 +151,4 @@ def main(folder):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import trl.trainer.utils
 from datasets import Dataset
+from leave import leave
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -175,3 +176,4 @@ def main(folder):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()
