@@ -124,7 +124,8 @@ class GradientSketch:
     two of them meet in a bucket. On six head gradients of SmolLM2-135M (49,152 × 576, cosines of 0.2 to 0.5; ten hash
     functions) the rmse of the cosine was 0.021 in two stages, 0.0105 in one, at 38 and 46 ms. Beyond 2²⁵ entries more
     buckets cost more and gained nothing on made-up heads of 151,936 × 1,024 (4,096: 0.013, 131 ms; 32,768: 0.012,
-    568 ms), though those show the fault less than real heads. A run compares the sketches of its first steps with the gradients, and says how far they were off.
+    568 ms), though those show the fault less than real heads. A run compares the sketches of its first steps with the
+    gradients, and says how far they were off.
 
     The tables take 4 bytes an entry of the last stage (at most 128 MiB) plus 4 (rows) or 8 (columns) bytes a
     row or column; they are made once and copied to each device at first use.
