@@ -7,30 +7,14 @@ what they claim. A grid is (per device, accumulation, generations, steps per gen
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig
+
+from tests.llama import tiny_llama
 
 N = 11
 LETTERS = [chr(ord("A") + i) for i in range(N)]
 MATRIX = np.random.default_rng(0).standard_normal((N, 6))
-
-
-def tiny_model():
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return LlamaForCausalLM(config)
 
 
 def dataset(ids=range(N), **columns):
@@ -69,7 +53,7 @@ def make(
         **options,
     )
     return cls(
-        model=tiny_model(),
+        model=tiny_llama(),
         reward_funcs=reward,
         args=args,
         train_dataset=dataset() if rows is None else rows,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from analysis.seeds import PairedComparison
 from benchmarks.paper.figures import (
+    Level,
     Measure,
     Result,
     balance,
@@ -127,11 +128,9 @@ def _mean_seen(cells: Sequence[Result], arm: str, number: int, key: str) -> floa
     return sum(each) / len(each) if each else None
 
 
-def shown(one: object, measure: Measure) -> str:
+def shown(one: Level | None, measure: Measure) -> str:
     """Return a level as text."""
-    from benchmarks.paper.figures import Level
-
-    if not isinstance(one, Level):
+    if one is None:
         return "–"
     text = f"{one.mean:,.{measure.digits}f}"
     reach = "" if one.reach is None else f" ± {one.reach:,.{measure.digits}f}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import warnings
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sdo.cli import dpo, sft
 from sdo.cli.config import RecorderOptions, apply_overrides, load_config
 from sdo.cli.data import SFTColumns
-from sdo.cli.outputs import check_out_folder, make_folder
+from sdo.cli.outputs import Parts, check_out_folder, json_writer, make_folder
 from sdo.cli.probe_text import WORDS, table
 from sdo.cli.train import add_training_parser
 from sdo.cli.trainer import prepare
@@ -172,7 +171,7 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
     sentence = advice(first, found[first], design, per_sample)
     cost = more_samples(found[first], design, per_sample)
     said = notes(found, {name: one.reason for name, one in sampled.signals.items()}, design) + taken.notes
-    failed = _draw(found, design, args.out)
+    parts = _draw(found, design, args.out)
     content = {
         "format": "sdo-probe",
         "format_version": 1,
@@ -188,11 +187,10 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
         "more_samples": cost,
         "signals": {name: _described(sampled.signals[name]) | signal_entry(one) for name, one in found.items()},
         "notes": said,
-        "files": [] if failed else ["probe.png"],
-        "failed": failed,
+        "files": parts.files,
+        "failed": parts.failed,
     }
-    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    write_atomically({args.out / "probe.json": lambda file: file.write_text(text, encoding="utf-8")})
+    write_atomically({args.out / "probe.json": json_writer(content)})
     print(table(found, {name: one.parameter for name, one in sampled.signals.items()}, design))
     for note in said:
         print(f"note: {note}")
@@ -206,20 +204,21 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
     more = duration(cost["more_seconds"])
     print(f"cost: {per_sample:.2f} s a sample; {cost['samples']} samples would take {more} more{narrower}")
     print(f"written to {args.out}: {', '.join(['probe.json', *content['files']])}\n\n{sentence}")
-    return 1 if failed else 0
+    return 1 if parts.failed else 0
 
 
-def _draw(found: dict[str, SignalProbe], design: ProbeDesign, out: Path) -> list[str]:
+def _draw(found: dict[str, SignalProbe], design: ProbeDesign, out: Path) -> Parts:
     from analysis import save
     from analysis.probe_plots import probe_figure
 
-    try:
+    def picture() -> None:
         figure, _ = probe_figure(found, design, title=f"Probe before training, batches of {design.batch_size}")
         save(figure, out / "probe.png")
-    except Exception as error:  # whatever it was, the numbers are still worth having
-        print(f"sdo probe: probe.png failed: {' '.join(str(error).split())}", file=sys.stderr)
-        return ["probe.png"]
-    return []
+        parts.files.append("probe.png")
+
+    parts = Parts("probe")
+    parts.attempt("probe.png", picture)
+    return parts
 
 
 def _described(one: Any) -> dict[str, Any]:

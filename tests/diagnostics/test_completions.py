@@ -19,7 +19,8 @@ from diagnostics.batch_ids import IdChannel, _channels
 from diagnostics.completions import follow_completions, tied_rewards
 from sdo import SDO, InputError, Uniform, attach
 from sdo.tinymodel import build
-from tests.generation import MATRIX, N, Watch, dataset, make, odd_length, tiny_model
+from tests.generation import MATRIX, N, Watch, dataset, make, odd_length
+from tests.llama import tiny_llama
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning"),
@@ -93,7 +94,7 @@ def test_rows_are_those_of_plain_autograd(tokenizer, tmp_path, grid):
     signals = ("weight", "hidden", "head_only")
     trainer.add_callback(GradientRecorder(tmp_path / "run", signals=signals, sample_every=1, sketch_size=16384))
     trainer.train()
-    rows, weight = slow_rows(tiny_model(), passes.steps[0])
+    rows, weight = slow_rows(tiny_llama(), passes.steps[0])
     found = table(tmp_path / "run", "gradients/hidden")
     samples = found[found.kind == "sample"]
     assert [ids[0] for ids in samples.sample_ids] == watch.steps[0][1]

@@ -15,13 +15,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Sampler
-from training import FIRST, ROWS, N, model
+from training import FIRST, ROWS, N
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from diagnostics import GradientRecorder
 from diagnostics.processes import Processes
 from diagnostics.signals import WeightTap
 from diagnostics.sketch import cosine, exact_norm
+from tests.llama import tiny_llama
 
 STEPS, SIZE = 3, 4
 # Rows that two processes cut evenly and unevenly, a vector, and a matrix of which one of them has nothing.
@@ -130,7 +131,7 @@ def arguments(out):
 
 
 def sharded(mesh):
-    net = model()
+    net = tiny_llama()
     for layer in net.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("trl")
 
 from fsdp2 import SHAPES, arguments, record
-from training import model
 
 from analysis import Run
+from tests.llama import tiny_llama
 
 TOLERANCE = 2e-5  # as of test_ddp
 LOCAL = {
@@ -31,7 +31,7 @@ def folder(tmp_path_factory, torchrun):
     out = tmp_path_factory.mktemp("fsdp2")
     torchrun("fsdp2.py", out)
     for name, clip in (("one clipped", 0.5), ("one", 1e9)):
-        record(out / name, arguments(out), model(), clip)
+        record(out / name, arguments(out), tiny_llama(), clip)
     return out
 
 

@@ -17,13 +17,14 @@ import torch
 import trl.trainer.utils
 from datasets import Dataset
 from leave import leave
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
 from diagnostics.signals import DEFAULT_SIGNALS, SIGNALS
 from sdo import SDO, attach
 from sdo.tinymodel import build
+from tests.llama import tiny_llama
 
 N, FIRST = 22, 20
 # Before its fused head TRL's losses hid what head_only needs.
@@ -35,24 +36,6 @@ MATRIX = np.random.default_rng(0).standard_normal((N, 6))
 
 def organizer(**options):
     return SDO(MATRIX, **{"k": 2, "seed": 617, **options})
-
-
-def model(seed=0):
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
 
 
 def dataset(ids=ORDER, masked=()):
@@ -112,7 +95,7 @@ def make_trainer(out, per_device, accumulation, *, evaluate=0, ids=ORDER, model_
     if evaluate:
         defaults |= {"eval_strategy": "steps", "eval_steps": evaluate}
     return SFTTrainer(
-        model=model(model_seed),
+        model=tiny_llama(model_seed),
         args=SFTConfig(**{**defaults, **changes}),
         train_dataset=dataset(ids),
         eval_dataset=dataset(range(7)) if evaluate else None,

@@ -21,7 +21,7 @@ import transformers
 from datasets import Dataset
 from packaging.version import Version
 from torch.utils.data import RandomSampler
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
@@ -29,6 +29,7 @@ from diagnostics.batch_ids import _channels
 from sdo import SDO, Embeddings, InputError, OrganizedSampler, Uniform, attach
 from sdo.refusals import refusals
 from sdo.tinymodel import build
+from tests.llama import tiny_llama
 
 N, FIRST = 22, 20
 ROWS = [[FIRST + i] + [5 + (3 * i + j) % 11 for j in range(2 + i % 4)] for i in range(N)]
@@ -53,24 +54,6 @@ def _quiet():
 @pytest.fixture(scope="module")
 def tokenizer():
     return build(["ab 12"], seed=0, hidden=16, layers=1, vocab=300)[1]
-
-
-def tiny_model(seed=0):
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=1,  # the tokenizer's: transformers has nothing to align
-        pad_token_id=0,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
 
 
 def dataset(ids=range(N), **columns):
@@ -147,7 +130,7 @@ def make(tmp_path, tokenizer):
 
     def make(rows=None, *, model=None, cls=SFTTrainer, eval_rows=None, out=None, **changes):
         trainer = cls(
-            model=tiny_model() if model is None else model,
+            model=tiny_llama() if model is None else model,
             args=arguments(out or tmp_path / "out", **changes),
             train_dataset=dataset() if rows is None else rows,
             eval_dataset=eval_rows,
@@ -561,7 +544,7 @@ def plain_trainer(tmp_path, rows, model=None, **changes):
         ids = torch.tensor(padded)
         return {"input_ids": ids, "labels": ids.masked_fill(ids == 0, -100), "attention_mask": ids != 0}
 
-    models = {"model_init": model} if model is not None else {"model": tiny_model()}
+    models = {"model_init": model} if model is not None else {"model": tiny_llama()}
     return Trainer(**models, args=arguments, train_dataset=rows, data_collator=collate)
 
 
@@ -596,7 +579,7 @@ def test_a_plain_transformers_trainer_with_a_list_for_a_dataset(tmp_path):
 def test_a_model_that_train_builds_anew(tmp_path):
     """With model_init, train() replaces the model: ids must travel with the new one, or attach must say why not."""
     rows = [{"input_ids": row, "labels": row} for row in ROWS]
-    trainer = plain_trainer(tmp_path, rows, model=lambda: tiny_model(), remove_unused_columns=False)
+    trainer = plain_trainer(tmp_path, rows, model=lambda: tiny_llama(), remove_unused_columns=False)
     try:
         handle = attach(trainer, sdo())
     except InputError as error:
@@ -736,7 +719,7 @@ def test_detach_after_training_leaves_an_untouched_trainer(make):
     assert traces(organised)[:2] == traces(plain)[:2]
     # From the same weights on, both train the same, bit for bit.
     for trainer in (plain, organised):
-        trainer.model.load_state_dict(tiny_model().state_dict())
+        trainer.model.load_state_dict(tiny_llama().state_dict())
         trainer.optimizer = trainer.lr_scheduler = None
         torch.manual_seed(3)
         trainer.train()
@@ -816,7 +799,7 @@ def whole(tmp_path_factory, tokenizer):
 
 def resumable(out, tokenizer, model_seed=0, organize=None, rows=None, eval_rows=None, **changes):
     trainer = SFTTrainer(
-        model=tiny_model(model_seed),
+        model=tiny_llama(model_seed),
         args=arguments(out, **{"gradient_accumulation_steps": 2, **changes}),
         train_dataset=dataset(SHUFFLED) if rows is None else rows,
         eval_dataset=eval_rows,
