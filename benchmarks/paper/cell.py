@@ -9,6 +9,7 @@ import platform
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 from benchmarks.paper.material import Material
+from benchmarks.paper.on_cpu import answers_alone
 from benchmarks.paper.settings import Cell, Setting, merged
 from sdo.checkpoints import last_checkpoint
 from sdo.files import write_atomically
@@ -77,7 +79,9 @@ def train(setting: Setting, cell: Cell, material: Material, work: Path) -> Path:
         from benchmarks.paper.correctness import Correctness
 
         setup.trainer.add_callback(Correctness(setup.trainer))
-    training.train(setup)
+    model = setup.trainer.model
+    with answers_alone(model.config.vocab_size) if model.device.type == "cpu" else nullcontext():
+        training.train(setup)
     # What the trainer says of its evaluations, rewards and margins for instance, is in no run folder.
     logged = [entry for entry in setup.trainer.state.log_history if any(key.startswith("eval_") for key in entry)]
     (work / f"{cell.name}-log.json").write_text(json.dumps(logged), encoding="utf-8")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
@@ -220,43 +221,70 @@ def _dataset(rows: Sequence[Mapping[str, str]]) -> Any:
 # ---------------------------------------------------------------------- from packages and shared folders
 
 
-def gsm8k(folder: Path, shared: Path, *, train: int, held_out: int) -> dict[str, Any]:
+def gsm8k(folder: Path, shared: Path, *, train: int, held_out: int, longest: int | None = None) -> dict[str, Any]:
     """Take GSM8K's first questions with their MiniLM embeddings, and SmolLM2-135M-Instruct.
 
     Parameters
     ----------
     train, held_out
         The first questions of the training and of the test file.
+    longest
+        Only of those that have at most so many tokens with their answer; all by default.
     """
-    source = _gsm8k(shared)
+    source, model = _gsm8k(shared), smollm2(shared)
+    embeddings = np.load(source / "train_minilm.npy", allow_pickle=False)
     for name, stem, count in (("train.jsonl", "train", train), ("test.jsonl", "test", held_out)):
-        lines = (source / name).read_text(encoding="utf-8").splitlines()[:count]
-        rows = [json.loads(line) for line in lines]
-        pairs = [{"prompt": row["question"], "completion": row["answer"]} for row in rows]
-        write_rows(folder / f"{stem}.jsonl", pairs)
-    np.save(folder / "embeddings.npy", np.load(source / "train_minilm.npy", allow_pickle=False)[:train])
-    return {"model": smollm2(shared), "train": train, "held_out": held_out, "encoder": ENCODER}
+        lines = (source / name).read_text(encoding="utf-8").splitlines()
+        rows = [{"prompt": row["question"], "completion": row["answer"]} for row in map(json.loads, lines)]
+        kept = _short(rows, ("completion",), "prompt", longest, model)[:count]
+        if len(kept) < count:
+            raise InputError(f"{name} has {len(kept)} questions of at most {longest} tokens; expected {count}")
+        write_rows(folder / f"{stem}.jsonl", [rows[number] for number in kept])
+        if stem == "train":
+            np.save(folder / "embeddings.npy", embeddings[kept])
+    return {"model": model, "train": train, "held_out": held_out, "longest": longest, "encoder": ENCODER}
 
 
-def pairs(folder: Path, shared: Path, *, train: int, held_out: int) -> dict[str, Any]:
+def pairs(folder: Path, shared: Path, *, train: int, held_out: int, longest: int | None = None) -> dict[str, Any]:
     """Take pairs of a correct and a wrong solution of GSM8K's test questions, and SmolLM2-135M-Instruct.
 
     Parameters
     ----------
     train, held_out
         The first pairs, and those after them.
+    longest
+        Only of those whose question has at most so many tokens with either solution; all by default.
     """
     from benchmarks.smollm2.pairs import write_pairs
 
-    made = folder / "all"
-    write_pairs(_gsm8k(shared), made)
-    rows = [json.loads(line) for line in (made / "train.jsonl").read_text(encoding="utf-8").splitlines()]
-    if len(rows) < train + held_out:
-        raise InputError(f"there are {len(rows)} pairs; expected at least {train + held_out}")
-    write_rows(folder / "train.jsonl", rows[:train])
-    write_rows(folder / "test.jsonl", rows[train : train + held_out])
-    np.save(folder / "embeddings.npy", np.load(made / "minilm.npy", allow_pickle=False)[:train])
-    return {"model": smollm2(shared), "train": train, "held_out": held_out, "encoder": ENCODER}
+    model = smollm2(shared)
+    with tempfile.TemporaryDirectory() as made:  # not in the folder: a dataset is all files of a folder that match
+        write_pairs(_gsm8k(shared), Path(made))
+        rows = [json.loads(line) for line in (Path(made) / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+        embeddings = np.load(Path(made) / "minilm.npy", allow_pickle=False)
+    kept = _short(rows, ("correct", "wrong"), "question", longest, model)[: train + held_out]
+    if len(kept) < train + held_out:
+        raise InputError(f"there are {len(kept)} pairs of at most {longest} tokens; expected {train + held_out}")
+    write_rows(folder / "train.jsonl", [rows[number] for number in kept[:train]])
+    write_rows(folder / "test.jsonl", [rows[number] for number in kept[train:]])
+    np.save(folder / "embeddings.npy", embeddings[kept[:train]])
+    return {"model": model, "train": train, "held_out": held_out, "longest": longest, "encoder": ENCODER}
+
+
+def _short(
+    rows: Sequence[Mapping[str, str]], answers: Sequence[str], question: str, longest: int | None, model: str
+) -> list[int]:
+    """Return which rows have at most `longest` tokens, their question with the longest of their answers."""
+    if longest is None:
+        return list(range(len(rows)))
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [
+        number
+        for number, row in enumerate(rows)
+        if max(len(tokenizer(f"{row[question]} {row[answer]}")["input_ids"]) for answer in answers) <= longest
+    ]
 
 
 def sums(folder: Path, shared: Path, *, train: int, held_out: int, encoder: str = ENCODER) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,6 +144,7 @@ class Case:
     masked_row: bool = False
     loss_scale: float = 1.0
     smoothing: float = 0.0
+    trained_positions: bool = False  # TRL's head leaves the others out, as it does on a GPU
     tolerance: float = 1e-5  # of a gradient's error, relative to its norm; 3e-7 is usual
     args: dict[str, Any] = field(default_factory=dict)
 
@@ -269,11 +270,24 @@ CASES = {
     "prompt_tuning": Case(
         adapter=prompt_tuning, batch=3, max_steps=2, follows="prompt_encoder.default.embedding.weight"
     ),
+    # TRL's head scores the trained positions alone where Triton runs, that is on every GPU.
+    "trained_positions": Case(
+        batch=2, accumulation=2, max_steps=4, organizer=True, trained_positions=True, args={"logging_steps": 1}
+    ),
     # A loss scaler as of float16, and one step whose gradients overflow; the trainer sees that it was skipped.
     "scaled": scaled(optim="adamw_torch"),
     # The default optimizer skips such a step inside its kernel, and accelerate 1.15 takes it for a step like others.
     "scaled_fused": scaled(optim="adamw_torch_fused"),
 }
+
+
+@contextlib.contextmanager
+def scoring_trained_positions() -> Iterator[None]:
+    """Let TRL's fused head believe that Triton runs; the kernels ask for themselves and stay in torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        if FUSED:
+            patch.setattr(trl.trainer.utils, "_use_triton", lambda device: True)
+        yield
 
 
 class Witness(TrainerCallback):
@@ -364,7 +378,8 @@ class Recorded:
         overflow = use_loss_scaler(self.trainer, self.case) if self.case.overflow is not None else spy
         started = time.perf_counter()
         try:
-            self.trainer.train(**kwargs)
+            with scoring_trained_positions() if self.case.trained_positions else contextlib.nullcontext():
+                self.trainer.train(**kwargs)
         finally:
             self.seconds = time.perf_counter() - started
             spy.remove()

@@ -11,12 +11,14 @@ import pytest
 
 pytest.importorskip("trl", reason="benchmarks/paper trains with TRL")
 
+import torch
 import yaml
 from scipy import stats
 
 from benchmarks.paper import __main__ as command
 from benchmarks.paper import cell as cells_module
 from benchmarks.paper import material as material_module
+from benchmarks.paper import on_cpu
 from benchmarks.paper.claims import Test as ClaimTest
 from benchmarks.paper.claims import verdict
 from benchmarks.paper.correctness import answers_right
@@ -27,6 +29,7 @@ from benchmarks.paper.settings import FOLDER, load, merged
 from benchmarks.paper.tables import markdown
 from sdo import SDO, Embeddings
 from sdo.errors import InputError
+from sdo.sources import load_split, locate
 from sdo.tinymodel import build
 from sdo.wordproblems import generate
 
@@ -288,6 +291,70 @@ def test_families_share_no_prompt_and_leave_a_model(tmp_path, monkeypatch):
         material_module.prepare({**wanted, "train": 100, "held_out": 20}, tmp_path / "n", tmp_path)
     with pytest.raises(InputError, match=r"material\.make is 'magic'"):
         material_module.prepare({"make": "magic"}, tmp_path / "o", tmp_path)
+
+
+def _trained_on(material):
+    """What a training command reads from a material's folder."""
+    return load_split(locate(str(material.folder)), None, "train", progress=False)
+
+
+def test_short_questions_are_taken_with_their_embeddings(gsm8k, tmp_path, monkeypatch):
+    """The folder holds what it says and nothing beside it: a dataset is all files of a folder that match."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "gsm8k").symlink_to(gsm8k)
+    _, tokenizer = build([problem.prompt for problem in generate(20, seed=0)], seed=0, hidden=16, layers=1, vocab=300)
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(material_module, "smollm2", lambda shared: str(tmp_path / "model"))
+
+    def length(*parts):
+        return len(tokenizer(" ".join(parts))["input_ids"])
+
+    train = [json.loads(line) for line in (gsm8k / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    longest = int(np.median([length(row["question"], row["answer"]) for row in train[:200]]))
+    wanted = {"make": "gsm8k", "train": 9, "held_out": 4, "longest": longest}
+    made = material_module.prepare(wanted, tmp_path / "sft", shared)
+    at = [n for n, row in enumerate(train) if length(row["question"], row["answer"]) <= longest][:9]
+    assert at != list(range(9))
+    found = _trained_on(made)
+    assert [(row["prompt"], row["completion"]) for row in found] == [
+        (train[n]["question"], train[n]["answer"]) for n in at
+    ]
+    embeddings = np.load(gsm8k / "train_minilm.npy", allow_pickle=False)
+    assert np.array_equal(np.load(made.folder / "embeddings.npy"), embeddings[at])
+
+    made = material_module.prepare({**wanted, "make": "pairs"}, tmp_path / "dpo", shared)
+    found = _trained_on(made)
+    assert len(found) == 9 == len(np.load(made.folder / "embeddings.npy"))
+    for row in found:
+        assert max(length(row["question"], row[answer]) for answer in ("correct", "wrong")) <= longest
+    with pytest.raises(InputError, match="of at most 1 tokens"):
+        material_module.prepare({**wanted, "longest": 1}, tmp_path / "none", shared)
+
+
+def test_scoring_the_answers_alone_changes_no_loss_and_no_gradient(monkeypatch):
+    utils = pytest.importorskip("trl.trainer.utils")
+    if not hasattr(utils, "add_fused_lm_head"):
+        pytest.skip("needs TRL's fused head")
+    model, _ = build([problem.prompt for problem in generate(20, seed=0)], seed=0, hidden=16, layers=1, vocab=300)
+    utils.add_fused_lm_head(model)
+    ids = torch.randint(0, model.config.vocab_size, (3, 7), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[:, :3] = -100
+    monkeypatch.setattr(on_cpu, "TILE", 64)
+    seen, scored = [], utils._ChunkedLogProbFunction.apply
+    monkeypatch.setattr(utils._ChunkedLogProbFunction, "apply", lambda *args: seen.append(args) or scored(*args))
+
+    def trained(vocabulary):
+        model.zero_grad()
+        with on_cpu.answers_alone(vocabulary):
+            loss = model(input_ids=ids, labels=labels, fused_lm_head=True).loss
+        loss.backward()
+        return torch.cat([loss.detach()[None], *(one.grad.flatten() for one in model.parameters())])
+
+    alone = trained(model.config.vocab_size)
+    torch.testing.assert_close(alone, trained(64), rtol=1e-5, atol=1e-7)
+    assert [(len(args[0]), args[5]) for args in seen] == [(3 * 4, 64), (3 * 6, utils._CHUNKED_LOGPROB_CHUNK_SIZE)]
 
 
 def test_pick_follows_keys_and_positions():
