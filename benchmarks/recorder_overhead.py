@@ -219,8 +219,10 @@ def overhead(folder: Path, data: list[dict[str, str]]) -> dict[str, Any]:
     return result
 
 
-def head_error(folder: Path, data: list[dict[str, str]], hashes: int) -> dict[str, Any]:
+def head_error(folder: Path, data: list[dict[str, str]], hashes: int) -> dict[str, dict[str, Any]]:
     """Compare sketched with exact cosines of the head's gradients of some batches, over several hash functions.
+
+    Both as ``weight`` sketches them, in one stage, and by the rule of ``head_only``, which hashes rows first.
 
     Parameters
     ----------
@@ -232,8 +234,8 @@ def head_error(folder: Path, data: list[dict[str, str]], hashes: int) -> dict[st
     Returns
     -------
     dict
-        ``rmse``, ``largest_rmse`` (of a hash function), ``worst`` (pair), the number of ``pairs`` and the range of
-        their ``cosines``.
+        Signal -> ``rmse``, ``largest_rmse`` (of a hash function), ``worst`` (pair), the number of ``pairs`` and the
+        range of their ``cosines``.
     """
     import torch
 
@@ -243,9 +245,12 @@ def head_error(folder: Path, data: list[dict[str, str]], hashes: int) -> dict[st
     tokenizer.padding_side = "right"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     head = model.get_output_embeddings().weight
-    sketchers = [GradientSketch(tuple(head.shape), seed=seed) for seed in range(hashes)]
+    sketchers = {
+        name: [GradientSketch(tuple(head.shape), seed=seed, factored=name == "head_only") for seed in range(hashes)]
+        for name in ("weight", "head_only")
+    }
     grads: list[torch.Tensor] = []
-    sketches: list[list[torch.Tensor]] = []
+    sketches: dict[str, list[list[torch.Tensor]]] = {name: [] for name in sketchers}
     for start in range(UNCOUNTED * ROWS, len(data), ROWS):
         batch = data[start : start + ROWS]
         inputs = tokenizer([one["prompt"] + one["completion"] for one in batch], return_tensors="pt", padding=True)
@@ -255,19 +260,22 @@ def head_error(folder: Path, data: list[dict[str, str]], hashes: int) -> dict[st
         with torch.autocast("cpu", dtype=torch.bfloat16):
             model(**inputs, labels=labels).loss.backward()
         grads.append(head.grad)
-        sketches.append([sketcher.sketch(head.grad) for sketcher in sketchers])
+        for name, ways in sketchers.items():
+            sketches[name].append([sketcher.sketch(head.grad) for sketcher in ways])
         model.zero_grad(set_to_none=True)
     pairs = list(itertools.combinations(range(len(grads)), 2))
     exact = np.array([cosine(grads[i], grads[j]) for i, j in pairs])
-    sketched = np.array([[cosine(sketches[i][h], sketches[j][h]) for i, j in pairs] for h in range(hashes)])
-    errors = sketched - exact
-    return {
-        "pairs": len(pairs),
-        "rmse": float(np.sqrt(np.mean(errors**2))),
-        "largest_rmse": float(np.sqrt(np.mean(errors**2, axis=1)).max()),
-        "worst": float(np.abs(errors).max()),
-        "cosines": [float(exact.min()), float(exact.max())],
-    }
+    found = {}
+    for name, made in sketches.items():
+        errors = np.array([[cosine(made[i][h], made[j][h]) for i, j in pairs] for h in range(hashes)]) - exact
+        found[name] = {
+            "pairs": len(pairs),
+            "rmse": float(np.sqrt(np.mean(errors**2))),
+            "largest_rmse": float(np.sqrt(np.mean(errors**2, axis=1)).max()),
+            "worst": float(np.abs(errors).max()),
+            "cosines": [float(exact.min()), float(exact.max())],
+        }
+    return found
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -283,12 +291,13 @@ def main(argv: list[str] | None = None) -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
     data = rows(args.data, max(args.rounds, 6))
     error = head_error(args.model, data[: (UNCOUNTED + 6) * ROWS], args.hashes)
-    low, high = error["cosines"]
-    print(
-        f"sketch of the head's gradient, k = 8192, {args.hashes} hash functions x {error['pairs']} pairs with cosines "
-        f"from {low:.3f} to {high:.3f}: rmse {error['rmse']:.4f} (bar 0.012), worst hash function "
-        f"{error['largest_rmse']:.4f}, worst pair {error['worst']:.4f}"
-    )
+    for name, one in error.items():
+        low, high = one["cosines"]
+        print(
+            f"sketch of the head's gradient as {name}, k = 8192, {args.hashes} hash functions x {one['pairs']} pairs "
+            f"with cosines from {low:.3f} to {high:.3f}: rmse {one['rmse']:.4f} (bar 0.012), worst hash function "
+            f"{one['largest_rmse']:.4f}, worst pair {one['worst']:.4f}"
+        )
     result = overhead(args.model, data[: (UNCOUNTED + args.rounds) * ROWS])
     print(f"plain step of {ROWS} rows: {result['plain_seconds']:.2f} s (median of {result['rounds']})")
     for name, bar in BARS.items():

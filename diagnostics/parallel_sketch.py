@@ -17,19 +17,20 @@ _GATHER_ENTRIES = 1 << 24  # gathered at once: 32 MiB in bfloat16
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Lines (rows or columns) by their rank within a bucket.
+    """Lines (rows of a group of columns, or columns) by their rank within a bucket.
 
     Buckets are put in the order of falling size, so that those with an r-th line come first.
 
     Attributes
     ----------
-    order
-        Shape ``(buckets,)``, the bucket at each place.
+    order, place
+        Shapes ``(buckets,)``: the bucket at each place, and the place of each bucket.
     lines, signs
         One pair a rank: shapes ``(n_r,)``; line ``lines[r][p]`` belongs to the bucket at place p, with that sign.
     """
 
     order: torch.Tensor
+    place: torch.Tensor
     lines: tuple[torch.Tensor, ...]
     signs: tuple[torch.Tensor, ...]
 
@@ -57,26 +58,35 @@ class Ranks:
             members = by_place[starts[: int((size > rank).sum())] + rank]
             lines.append(members)
             signs.append(sign[members])
-        return cls(order, tuple(lines), tuple(signs))
+        return cls(order, place, tuple(lines), tuple(signs))
 
     def to(self, device: torch.device) -> Ranks:
         """Return a copy on a device."""
         return Ranks(
             self.order.to(device),
+            self.place.to(device),
             tuple(one.to(device) for one in self.lines),
             tuple(one.to(device) for one in self.signs),
         )
 
-    def fold_rows(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Add up rows by bucket: (rows, cols) to (buckets, cols), float32, buckets in the order of ``order``."""
+    def fold_rows(self, matrix: torch.Tensor, lines_a_row: int = 1) -> torch.Tensor:
+        """Add up rows by bucket: (rows, cols) to (buckets, cols), float32.
+
+        Parameters
+        ----------
+        matrix
+            Shape ``(rows, cols)``, any floating type.
+        lines_a_row
+            How many lines in turn are this one row: 1, or the number of groups where each takes the whole row.
+        """
         folded = torch.zeros(len(self.order), matrix.shape[1], dtype=torch.float32, device=matrix.device)
         for lines, signs in zip(self.lines, self.signs, strict=True):
             block = max(1, _GATHER_ENTRIES // max(1, matrix.shape[1]))
             for start in range(0, len(lines), block):
                 part = slice(start, start + block)
-                piece = matrix.index_select(0, lines[part])
+                piece = matrix.index_select(0, lines[part].div(lines_a_row, rounding_mode="floor"))
                 folded[start : start + len(piece)].addcmul_(piece.float(), signs[part, None].float())
-        return folded
+        return folded.index_select(0, self.place)
 
     def fold_columns(self, matrix: torch.Tensor) -> torch.Tensor:
         """Add up columns by bucket: (rows, cols) to (rows, buckets), float32, buckets in the order of ``order``."""
@@ -98,14 +108,20 @@ class ParallelTables:
     ----------
     flat
         Shape ``(height * width,)``, int32: bucket and sign of each entry of the last stage, in one of the copies.
-    rows, columns
-        How rows and columns are folded before, or None.
+    rows
+        How rows are folded before, or None: line r G + g, row r in the g-th of G groups of columns, goes to bucket
+        b G + g.
+    groups
+        G.
+    columns
+        How columns are folded before, or None.
     k
         Buckets.
     """
 
     flat: torch.Tensor
     rows: Ranks | None
+    groups: int
     columns: Ranks | None
     k: int
 
@@ -119,34 +135,47 @@ class ParallelTables:
         ----------
         flat
             Shape ``(height, width)``, on the CPU.
-        rows, columns
-            Shapes ``(n,)`` of the rows and columns to be hashed to ``height`` and ``width``, or None where they are
+        rows
+            Shape ``(groups, n)``: for each group of columns, the rows to be hashed to ``height``; None where they are
             not.
+        columns
+            Shape ``(n,)``, the columns to be hashed to ``width``, or None where they are not.
         k
             Buckets.
         device
             Where the tables go.
         """
-        row_ranks = None if rows is None else Ranks.of(rows, flat.shape[0])
+        groups, row_ranks = 1, None
+        if rows is not None:
+            groups = len(rows)
+            bucket = (rows >> 1) * groups + torch.arange(groups, dtype=rows.dtype)[:, None]
+            row_ranks = Ranks.of((bucket << 1 | rows & 1).T.reshape(-1), flat.shape[0] * groups)
         column_ranks = None if columns is None else Ranks.of(columns, flat.shape[1])
-        flat = flat if row_ranks is None else flat[row_ranks.order]
         flat = flat if column_ranks is None else flat[:, column_ranks.order]
         copy = torch.arange(flat.numel(), dtype=torch.int32).div_(32, rounding_mode="floor").remainder_(COPIES)
         flat = flat.reshape(-1) + copy * (2 * k)
         return cls(
             flat.to(device),
             None if row_ranks is None else row_ranks.to(device),
+            groups,
             None if column_ranks is None else column_ranks.to(device),
             k,
         )
 
     def sketch(self, matrix: torch.Tensor) -> torch.Tensor:
         """Sketch a matrix of the tables' shape, any floating type; shape ``(k,)``, float32."""
-        return self._sketch_folded(matrix if self.rows is None else self.rows.fold_rows(matrix))
+        if self.rows is not None:
+            lines = matrix.reshape(-1, matrix.shape[1] // self.groups)
+            matrix = self.rows.fold_rows(lines).view(-1, matrix.shape[1])
+        return self._sketch_folded(matrix)
 
     def sketch_product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Sketch ``left @ right`` of the tables' shape; the product is formed after its rows are folded."""
-        return self._sketch_folded((left if self.rows is None else self.rows.fold_rows(left)) @ right)
+        if self.rows is None:
+            return self._sketch_folded(left @ right)
+        factors = self.rows.fold_rows(left, self.groups).view(-1, self.groups, left.shape[1])
+        parts = right.reshape(right.shape[0], self.groups, -1)
+        return self._sketch_folded(torch.einsum("bgt,tgc->bgc", factors, parts).reshape(len(factors), -1))
 
     def _sketch_folded(self, matrix: torch.Tensor) -> torch.Tensor:
         if self.columns is not None:

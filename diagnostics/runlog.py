@@ -442,8 +442,18 @@ def _check_signals(folder: Path, recorded: dict[str, Any], given: Mapping[str, A
     """Refuse signals or sketches other than the run's: their rows could not be compared."""
     now = json.loads(json.dumps(given))
     for name in {**recorded, **now}:
-        if recorded.get(name) != now.get(name):
+        found = _first_difference(recorded.get(name), now.get(name), name)
+        if found is not None:
+            where, before, after = found
             raise InputError(
-                f"{folder} was recorded with {name!r} as {recorded.get(name)}, which is now {now.get(name)}; "
-                "resume with the recorder's first options or choose another folder"
+                f"{folder} was recorded with {where} = {before}, which is now {after}; expected the same signals and "
+                "sketches; mend: resume with the recorder's first options and version, or choose another folder"
             )
+
+
+def _first_difference(before: Any, after: Any, where: str) -> tuple[str, Any, Any] | None:
+    """Return the place of the first value that differs between two descriptions, and both values."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        parts = (_first_difference(before.get(key), after.get(key), f"{where}.{key}") for key in {**before, **after})
+        return next((part for part in parts if part is not None), None)
+    return None if before == after else (where, before, after)

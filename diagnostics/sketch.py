@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from diagnostics.parallel_sketch import ParallelTables
 from sdo.errors import InputError
 
-SKETCH_VERSION = 2
+SKETCH_VERSION = 3
 """Grows whenever the same gradient would get another sketch; sketches of two versions must not be mixed."""
 
 ROW_BUCKETS = 4096
 COLUMN_BUCKETS = 8192
+COLUMN_GROUPS = (4, 2, 1)  # where rows are hashed, each group of columns hashes them apart: the first that divides them
 TABLE_ENTRIES = ROW_BUCKETS * COLUMN_BUCKETS  # the largest flat table: 2^25 int32, 128 MiB
 PRODUCT_ENTRIES = 1 << 22  # a gradient that comes as factors is formed up to here; beyond, its rows are hashed first
 PIECE_ENTRIES = 1 << 20  # what is converted to float32 or float64 at a time: it stays in the CPU's cache
@@ -115,19 +116,19 @@ class GradientSketch:
 
     1. at most k entries: ``identity``, the entries themselves in row-major order;
     2. at most 2²⁵ entries: ``count``, one count-sketch of the row-major index;
-    3. more: the rows, where there are more than 4,096, are first hashed to 4,096 (whole rows are added, with
-       a sign); the columns, where the matrix would still hold more than 2²⁵ entries and has more than 8,192
-       of them, are hashed to 8,192; then ``count`` on what is left. This is ``count_two_stage``, if
-       something was hashed first, else ``count``.
+    3. more: the rows, where there are more than 4,096, are first hashed to 4,096 (they are added, with a sign),
+       in each of four groups of columns (two or one, where four do not divide them) by a hash function of its own;
+       the columns, where the matrix would still hold more than 2²⁵ entries and has more than 8,192 of them, are
+       hashed to 8,192; then ``count`` on what is left. This is ``count_two_stage``, if something was hashed
+       first, else ``count``.
 
     Two stages err more where few rows carry the gradient and point alike, as those of a language-model head do: where
-    two of them meet in a bucket. On six head gradients of SmolLM2-135M (49,152 × 576, cosines of 0.2 to 0.5; ten hash
-    functions) the rmse of the cosine was 0.021 in two stages, 0.0105 in one, at 38 and 46 ms. Beyond 2²⁵ entries more
-    buckets cost more and gained nothing on made-up heads of 151,936 × 1,024 (4,096: 0.013, 131 ms; 32,768: 0.012,
-    568 ms), though those show the fault less than real heads. A run compares the sketches of its first steps with the
-    gradients, and says how far they were off.
+    two of them meet in a bucket. Each group of columns has a hash of its own so that hardly ever two rows meet
+    with all of their entries. On six head gradients of SmolLM2-135M (49,152 × 576, cosines of 0.2 to 0.5; eight hash
+    functions) the rmse of the cosine was 0.0092 in one stage, 0.0103 in two with four groups and 0.021 with one, at 46,
+    72 and 38 ms. A run compares the sketches of its first steps with the gradients, and says how far they were off.
 
-    The tables take 4 bytes an entry of the last stage (at most 128 MiB) plus 4 (rows) or 8 (columns) bytes a
+    The tables take 4 bytes an entry of the last stage (at most 128 MiB) plus 16 (rows) or 8 (columns) bytes a
     row or column; they are made once and copied to each device at first use.
 
     Parameters
@@ -174,10 +175,12 @@ class GradientSketch:
             raise InputError(f"sketch size k is {self.k}; expected a number from 1 to 2^30 - 1, as 8192")
         self._rows, self._cols = _matrix_shape(self.shape)
         self.row_buckets: int | None = None
+        self.column_groups: int | None = None
         self.column_buckets: int | None = None
         if entries > max(self.k, PRODUCT_ENTRIES if factored else TABLE_ENTRIES):
             if self._rows > ROW_BUCKETS:
                 self.row_buckets = ROW_BUCKETS
+                self.column_groups = next(groups for groups in COLUMN_GROUPS if self._cols % groups == 0)
             if (self.row_buckets or self._rows) * self._cols > TABLE_ENTRIES and self._cols > COLUMN_BUCKETS:
                 self.column_buckets = COLUMN_BUCKETS
         self.stored = min(entries, self.k)
@@ -198,6 +201,7 @@ class GradientSketch:
             "seed": self.seed,
             "stored": self.stored,
             "row_buckets": self.row_buckets,
+            "column_groups": self.column_groups,
             "column_buckets": self.column_buckets,
         }
 
@@ -224,7 +228,7 @@ class GradientSketch:
             for a moment on a CPU: 64 MiB of accumulators, 32 MiB of their differences and pieces of 2²⁰ entries;
             elsewhere what is left after hashing rows or columns in float32 (of a 151,936 × 1,024 gradient 16 MiB, of
             its transpose 32 MiB, of a 2,560 × 151,936 one 80 MiB) and 64 MiB. (A non-contiguous gradient of three or
-            more dimensions is copied whole.)
+            more dimensions is copied whole, and on other devices one whose rows are hashed.)
 
         Raises
         ------
@@ -299,15 +303,28 @@ class GradientSketch:
                 factor[first : first + block.shape[0]] = block
             return self._parallel_tables(right.device, (0, 0), (self._rows, self._cols)).sketch_product(factor, right)
         tables = self._tables_on_cpu()
-        folded = torch.zeros(2 * self.row_buckets, right.shape[0], dtype=torch.float32, device=right.device)
+        rows = tables["rows"]
+        folded = torch.zeros(len(rows), 2 * self.row_buckets, right.shape[0], dtype=torch.float32)
         for first, block in left:
-            folded.index_add_(0, tables["rows"][first : first + block.shape[0]], block.float())
-        folded = folded[0::2] - folded[1::2]
-        signed = torch.zeros(2 * self.k, dtype=torch.float32, device=right.device)
-        width = FOLD_ENTRIES // (2 * self.row_buckets)
-        for col in range(0, self._cols, width):
-            self._add_flat(signed, folded @ right[:, col : col + width], tables, 0, col)
+            values = block.float()
+            for group, index in enumerate(rows):
+                folded[group].index_add_(0, index[first : first + len(values)], values)
+        signed = torch.zeros(2 * self.k, dtype=torch.float32)
+        for group, columns in self._column_blocks():
+            factor = folded[group, 0::2] - folded[group, 1::2]
+            self._add_flat(signed, factor @ right[:, columns], tables, 0, columns.start)
         return signed[0::2] - signed[1::2]
+
+    def _column_blocks(self) -> Iterator[tuple[int, slice]]:
+        """Yield blocks of columns whose accumulators take at most FOLD_ENTRIES, and the group that each lies in."""
+        assert self.row_buckets is not None  # noqa: S101
+        assert self.column_groups is not None  # noqa: S101 - where rows are hashed there are groups
+        group_width = self._cols // self.column_groups
+        width = min(group_width, FOLD_ENTRIES // (2 * self.row_buckets))
+        for group in range(self.column_groups):
+            stop = (group + 1) * group_width
+            for start in range(group * group_width, stop, width):
+                yield group, slice(start, min(start + width, stop))
 
     def _sketch_block(self, matrix: torch.Tensor, row_offset: int, col_offset: int) -> torch.Tensor:
         """Sketch whole rows from row_offset on, or a piece of the only row there is."""
@@ -326,11 +343,10 @@ class GradientSketch:
         if self.row_buckets is None:
             self._add_flat(signed, matrix, tables, row_offset, col_offset)
         else:
-            width = FOLD_ENTRIES // (2 * self.row_buckets)
-            index = tables["rows"][row_offset : row_offset + matrix.shape[0]]
-            for col in range(0, self._cols, width):
-                folded = _fold_rows(matrix[:, col : col + width], index, self.row_buckets)
-                self._add_flat(signed, folded, tables, 0, col)
+            rows = tables["rows"][:, row_offset : row_offset + matrix.shape[0]]
+            for group, columns in self._column_blocks():
+                folded = _fold_rows(matrix[:, columns], rows[group], self.row_buckets)
+                self._add_flat(signed, folded, tables, 0, columns.start)
         return signed[0::2] - signed[1::2]
 
     def _add_flat(
@@ -364,7 +380,7 @@ class GradientSketch:
             made = self._tables_on_cpu()
             rows, cols = (slice(start, start + count) for start, count in zip(offset, shape, strict=True))
             columns = (made["columns"] << 1 | made["column_signs"])[cols] if "columns" in made else None
-            rows_table = made["rows"][rows] if "rows" in made else None
+            rows_table = made["rows"][:, rows] if "rows" in made else None
             flat = made["flat"] if "rows" in made else made["flat"][rows]
             flat = flat if "columns" in made else flat[:, cols]
             self._parallel[key] = ParallelTables.of(flat, rows_table, columns, self.k, device)
@@ -378,8 +394,10 @@ class GradientSketch:
             flat = hash_table(self.seed, _STAGE_FLAT, height * width, self.k)
             made = {"flat": torch.from_numpy(flat).view(height, width)}
             if self.row_buckets is not None:
-                rows = hash_table(self.seed, _STAGE_ROWS, self._rows, self.row_buckets)
-                made["rows"] = torch.from_numpy(rows)
+                # Entry r G + g is row r in group g; each group's table is kept in one piece.
+                groups = self.column_groups or 1
+                rows = hash_table(self.seed, _STAGE_ROWS, self._rows * groups, self.row_buckets)
+                made["rows"] = torch.from_numpy(rows).view(self._rows, groups).T.contiguous()
             if self.column_buckets is not None:
                 columns = hash_table(self.seed, _STAGE_COLUMNS, self._cols, self.column_buckets)
                 made["columns"] = torch.from_numpy(columns >> 1)

@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments
 from trl import SFTConfig
 
-from diagnostics import GradientRecorder
+from diagnostics import GradientRecorder, sketch
 from diagnostics.launch import check_launch
 from diagnostics.runlog import RunLog, StepRow
 from sdo.errors import InputError
@@ -444,6 +444,19 @@ def test_resuming_keeps_the_sketch_check_of_the_first_steps(kit, tmp_path):
     assert before["weight"]["pairs"] == 28
     recorded.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-10"))
     assert recorded.info["sketch_check"] == before
+
+
+def test_resuming_with_another_version_of_the_sketch_is_refused(kit, tmp_path, monkeypatch):
+    """The version alone: shape, k and seed are the same, and yet the numbers could not be compared."""
+    case = kit.Case(trainer="right", sketch_size=512, max_steps=5, args=SAVING)
+    checkpoint = interrupted(kit, tmp_path, case, step=4)
+    again = kit.Recorded(tmp_path, case)
+    before = read_all(again.folder)
+    now = sketch.SKETCH_VERSION
+    monkeypatch.setattr(sketch, "SKETCH_VERSION", now + 1)
+    with pytest.raises(InputError, match=rf"sketch\.version = {now}, which is now {now + 1}"):
+        again.train(resume_from_checkpoint=checkpoint)
+    assert read_all(again.folder) == before
 
 
 def test_a_recorder_of_the_users_own_class_resumes_too(kit, tmp_path):

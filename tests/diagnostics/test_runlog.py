@@ -376,7 +376,7 @@ def test_resume_refuses_what_it_cannot_continue(tmp_path):
     with pytest.raises(InputError, match="step -1"):
         RunLog.resume(run, -1)
     other = {"signals": {**INFO["signals"], "weight": {"stored": 5}}}
-    with pytest.raises(InputError, match=r"'weight' as {'stored': 6}, which is now {'stored': 5}"):
+    with pytest.raises(InputError, match=r"recorded with weight\.stored = 6, which is now 5"):
         RunLog.resume(run, 5, other)
     assert snapshot(run) == before
     RunLog.resume(run, 5, INFO)

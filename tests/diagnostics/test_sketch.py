@@ -34,13 +34,15 @@ def slow_hash(seed: int, stage: int, n: int, buckets: int) -> tuple[int, int]:
 
 def slow_sketch(grad, k, seed, row_buckets=None, column_buckets=None):
     """Entry by entry, in Python floats (float64); zeros may be skipped since they add nothing."""
-    width = column_buckets or grad.shape[1]
+    cols = grad.shape[1]
+    width = column_buckets or cols
+    groups = 4 if cols % 4 == 0 else 2 if cols % 2 == 0 else 1
     out = [0.0] * k
     for r, c in zip(*np.nonzero(grad), strict=True):
         r, c, value = int(r), int(c), float(grad[r, c])
         sign = 1
         if row_buckets:
-            r, sign = slow_hash(seed, 1, r, row_buckets)
+            r, sign = slow_hash(seed, 1, r * groups + c * groups // cols, row_buckets)
         if column_buckets:
             c, s = slow_hash(seed, 2, c, column_buckets)
             sign *= s
@@ -99,7 +101,7 @@ def test_hash_table_pieces_do_not_matter(monkeypatch):
 
 def test_hash_table_is_pinned():
     """Stored sketches stay comparable: a change here needs a new SKETCH_VERSION."""
-    assert module.SKETCH_VERSION == 2
+    assert module.SKETCH_VERSION == 3
     assert hash_table(0, 3, 6, 8192).tolist() == [13358, 7129, 6566, 13516, 10094, 11811]
     # The first output of splitmix64 from state 1234567, as published with its reference implementation.
     assert slow_mix(1234567 + 0x9E3779B97F4A7C15) == 6457827717110365317
@@ -173,7 +175,8 @@ def test_a_large_product_is_never_formed():
         ((5, 130), None, 24),  # wide: columns hashed
         ((1000,), None, 24),  # a vector is one row
         ((6, 20, 9), None, 24),  # experts: the first dimension stays
-        ((50, 3, 3), 16, None),
+        ((50, 3, 3), 16, None),  # one group of nine columns
+        ((40, 10), 16, None),  # two groups of five
         ((16, 24), None, None),  # as large as the flat table may be
     ],
 )
@@ -194,12 +197,13 @@ def test_two_stages_at_true_size_equal_slow():
     sketcher = GradientSketch((5000, 900), factored=True)
     assert sketcher.describe() == {
         "kind": "count_two_stage",
-        "version": 2,
+        "version": 3,
         "shape": [5000, 900],
         "k": 8192,
         "seed": 0,
         "stored": 8192,
         "row_buckets": 4096,
+        "column_groups": 4,
         "column_buckets": None,
     }
     json.dumps(sketcher.describe(), allow_nan=False)
@@ -207,30 +211,39 @@ def test_two_stages_at_true_size_equal_slow():
     np.testing.assert_allclose(sketcher.sketch(grad).numpy(), expected, atol=2e-5)
 
 
-def test_heavy_rows_that_meet_in_a_bucket_do_not_look_alike():
-    """As of a head, 9,000 x 600: a few rows carry the gradient, in one direction; two of them share the first hash."""
-    shape, direction = (9000, 600), random(600)
-    buckets = hash_table(0, 1, shape[0], module.ROW_BUCKETS) >> 1
+def rows_that_meet(seed, shape, groups=4):
+    """Pairs of rows that share a bucket in the first group of columns, in the order of the buckets."""
+    buckets = hash_table(seed, 1, shape[0] * groups, module.ROW_BUCKETS).reshape(-1, groups)[:, 0] >> 1
     order = np.argsort(buckets, kind="stable")
-    at = int(np.flatnonzero(np.diff(buckets[order]) == 0)[0])
+    return [(order[at], order[at + 1]) for at in np.flatnonzero(np.diff(buckets[order]) == 0)]
+
+
+@pytest.mark.parametrize(
+    ("width", "factored", "expected"),
+    [
+        (600, False, 0.0),  # one stage
+        (600, True, 0.25),  # two, the rows meet in one group of four
+        (601, True, 1.0),  # two, and no way to divide the columns
+    ],
+)
+def test_heavy_rows_that_meet_in_a_bucket(width, factored, expected):
+    """As of a head of 9,000 rows: one row carries each gradient, in one direction; both rows share the first hash."""
+    shape, direction = (9000, width), random(width)
     first, second = (torch.zeros(shape) for _ in range(2))
-    first[order[at]] = direction
-    second[order[at + 1]] = direction
+    pair = rows_that_meet(0, shape, groups=4 if width % 4 == 0 else 1)[0]
+    for gradient, row in zip((first, second), pair, strict=True):
+        gradient[row] = direction
     assert cosine(first, second) == 0.0
-    for sketcher, alike in ((GradientSketch(shape), False), (GradientSketch(shape, factored=True), True)):
-        found = cosine(sketcher.sketch(first), sketcher.sketch(second))
-        assert (abs(found) > 0.99) == alike  # what one stage is for; a factored sketch cannot tell them apart
-        assert alike or abs(found) < 4 / math.sqrt(8192)
+    sketcher = GradientSketch(shape, factored=factored)
+    found = cosine(sketcher.sketch(first), sketcher.sketch(second))
+    assert abs(found) == pytest.approx(expected, abs=4 / math.sqrt(8192))
 
 
-def test_cosines_of_gradients_that_few_alike_rows_carry():
+def test_cosines_of_gradients_that_few_alike_rows_carry(monkeypatch):
     """As a head's; of the rows, two share a bucket in each of the hash functions, where rows are hashed first."""
-    shape, bar, pool = (9000, 600), 0.012, []
+    shape, pool = (9000, 600), []
     for seed in range(6):
-        buckets = hash_table(seed, 1, shape[0], module.ROW_BUCKETS) >> 1
-        order = np.argsort(buckets, kind="stable")
-        at = int(np.flatnonzero(np.diff(buckets[order]) == 0)[seed])
-        pool += [order[at], order[at + 1]]
+        pool += rows_that_meet(seed, shape, groups=1)[seed]
     assert len(set(pool)) == 12
     rng = np.random.default_rng(0)
     common, grads = rng.standard_normal(shape[1]), []
@@ -239,15 +252,21 @@ def test_cosines_of_gradients_that_few_alike_rows_carry():
         rows = rng.permutation(pool)[:6]
         grad[rows] = np.arange(1, 7)[:, None] ** -0.5 * (common + 0.3 * rng.standard_normal((6, shape[1])))
         grads.append(torch.from_numpy(grad))
-    squares: dict[bool, list[float]] = {False: [], True: []}
-    for seed in range(6):
-        for factored, found in squares.items():
-            sketcher, check = GradientSketch(shape, seed=seed, factored=factored), SketchCheck(max_copies=4)
+
+    def rmse(**options):
+        squares = []
+        for seed in range(6):
+            sketcher, check = GradientSketch(shape, seed=seed, **options), SketchCheck(max_copies=4)
             for step, grad in enumerate(grads):
                 check.add(step, grad, sketcher.sketch(grad))
-            found.append(check.result()["rmse"] ** 2)
-    assert math.sqrt(np.mean(squares[False])) < bar
-    assert math.sqrt(np.mean(squares[True])) > bar  # these gradients do show the fault of hashing rows first
+            squares.append(check.result()["rmse"] ** 2)
+        return math.sqrt(np.mean(squares))
+
+    bar = 0.012
+    assert rmse() < bar
+    assert rmse(factored=True) < bar
+    monkeypatch.setattr(module, "COLUMN_GROUPS", (1,))
+    assert rmse(factored=True) > 2 * bar  # these gradients do show the fault that the groups of columns are for
 
 
 def test_the_rule_bounds_the_tables():
@@ -346,6 +365,8 @@ def test_threads_do_not_matter(shape):
     [
         ((90, 70), {}),
         ((70, 40), {"TABLE_ENTRIES": 700, "ROW_BUCKETS": 16}),
+        ((70, 42), {"TABLE_ENTRIES": 700, "ROW_BUCKETS": 16}),
+        ((70, 41), {"TABLE_ENTRIES": 700, "ROW_BUCKETS": 16}),
         ((12, 90), {"TABLE_ENTRIES": 200, "COLUMN_BUCKETS": 16}),
         ((50, 90), {"ROW_BUCKETS": 16, "TABLE_ENTRIES": 200, "COLUMN_BUCKETS": 16}),
     ],
