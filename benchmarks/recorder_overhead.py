@@ -239,7 +239,8 @@ def head_error(folder: Path, data: list[dict[str, str]], hashes: int) -> dict[st
     """
     import torch
 
-    from diagnostics.sketch import GradientSketch, cosine
+    from diagnostics.exact import cosine
+    from diagnostics.sketch import GradientSketch
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.padding_side = "right"

@@ -11,6 +11,7 @@ from typing import Any
 from diagnostics.batch_ids import IdChannel
 from diagnostics.completions import trainer_needed, unfollowed
 from diagnostics.diagnosis import Diagnosis, SignalFinding
+from diagnostics.exact import exact_norm
 from diagnostics.forecast import Shape, forecast
 from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import PLAIN, TrainerKind
@@ -18,7 +19,6 @@ from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.recorder import GradientRecorder
 from diagnostics.runlog import check_free
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
-from diagnostics.sketch import exact_norm
 from diagnostics.trial import MicroStep, run_micro_step, untouched
 from sdo.errors import InputError
 from sdo.figures import epoch_figures

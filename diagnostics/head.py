@@ -20,9 +20,10 @@ from torch import nn
 from torch.nn import functional
 
 from diagnostics.batch_ids import IGNORED
+from diagnostics.exact import SketchCheck
 from diagnostics.kinds import TrainerKind
 from diagnostics.signals import Clock, Current, HiddenTap, MicroBatch, WeightTap, find_decoder
-from diagnostics.sketch import GradientSketch, SketchCheck
+from diagnostics.sketch import GradientSketch
 from sdo.errors import InputError
 
 BLOCK_ENTRIES = 1 << 24  # logits in float32 at a time: 64 MiB

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,16 +20,18 @@ from diagnostics.evaluations import HeldOut
 from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
+from diagnostics.logged_row import LoggedRow
 from diagnostics.losses import sample_losses
 from diagnostics.processes import Processes
 from diagnostics.provenance import describe_run
+from diagnostics.resuming import require_same_run
 from diagnostics.runlog import RunLog, StepRow
 from diagnostics.scaling import loss_scale, update_was_skipped
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, Update, WeightTap
 from diagnostics.step_rows import StepRows
 from diagnostics.step_total import StepTotal, total_step
 from sdo.errors import InputError
-from sdo.plan import EpochPlan, Plan, describe_difference
+from sdo.plan import EpochPlan, Plan
 
 if TYPE_CHECKING:
     from diagnostics.recorder import GradientRecorder
@@ -59,7 +60,6 @@ class Recording:
         self._options = options
         self._kind = kind
         self._processes = processes
-        self._max_grad_norm = float(args.max_grad_norm or 0)
         self._first_step = first_step
         self._micros: list[MicroBatch] = []
         self._step = first_step
@@ -67,13 +67,10 @@ class Recording:
         self._seconds_at_start = 0.0
         self._seconds_in_rows = 0.0
         self._step_started = 0.0
-        self._pending: dict[str, Any] | None = None  # the row of the step that the trainer has not logged yet
-        self._filters = bool(getattr(args, "logging_nan_inf_filter", False))
-        self._gradient: tuple[int, float | None] = (0, None)  # of that step: micro-batches, and the norm of a sketch
+        self._logged = LoggedRow(kind, args, first_step)
         self._update: Update | None = None
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
-        self._logged_until = first_step  # updates that the trainer's logs of the loss cover
         self._held_out = HeldOut(kind, processes)
         self._forward_hook: Any = None
         self.log: RunLog
@@ -156,7 +153,7 @@ class Recording:
     @property
     def steps_done(self) -> int:
         """Number of updates so far."""
-        return self._step + 1 if self._pending is not None else self._step
+        return self._step + 1 if self._logged.waits else self._step
 
     def release(self) -> None:
         """Let go of the model; what was not flushed is lost."""
@@ -228,27 +225,28 @@ class Recording:
                 with_samples=self._with_samples,
                 saving=saving,
             )
-            self._pending = {
-                "step": self._step,
-                "organizer_epoch": self._organizer_epoch(),
-                "trainer_epoch": trainer_epoch,
-                "loss": total.loss,
-                "learning_rate": self._learning_rate,
-                "grad_norm": None,
-                "clipped": total.clipped,
-                "loss_scale": self._loss_scale,
-                "skipped": update_was_skipped(optimizer, self._loss_scale),
-                "tokens": total.tokens,
-                "seconds": seconds,
-                "sample_ids": total.sample_ids,
-            }
-            self._gradient = (total.micro_batches, total.sketch_norm)
+            row = StepRow(
+                step=self._step,
+                organizer_epoch=self._organizer_epoch(),
+                trainer_epoch=trainer_epoch,
+                loss=total.loss,
+                learning_rate=self._learning_rate,
+                grad_norm=None,
+                clipped=total.clipped,
+                loss_scale=self._loss_scale,
+                skipped=update_was_skipped(optimizer, self._loss_scale),
+                tokens=total.tokens,
+                seconds=seconds,
+                recorder_seconds=0.0,
+                sample_ids=total.sample_ids,
+            )
             self._write_gradients(total)
             self._micros = []
             if total.saving:
                 self.flush_others()
         # All of the recorder's time since the last row, so that flushes and evaluations are in a row too.
-        self._pending["recorder_seconds"] = self._seconds - self._seconds_in_rows
+        row = replace(row, recorder_seconds=self._seconds - self._seconds_in_rows)
+        self._logged.wait_with(row, total.micro_batches, total.sketch_norm)
         self._seconds_in_rows = self._seconds
 
     def _organizer_epoch(self) -> int | None:
@@ -277,29 +275,7 @@ class Recording:
             Of them ``grad_norm``, the total before clipping, and ``loss``, which is a mean over the updates since the
             last log: that of one step where there was one.
         """
-        last = self._pending is not None and self._pending["step"] == updates - 1
-        if self._pending is not None and last and "grad_norm" in logs:
-            norm = self._pending["grad_norm"] = float(logs["grad_norm"])
-            if self._pending["clipped"] is None:
-                self._pending["clipped"] = 0 < self._max_grad_norm < norm
-        if "loss" in logs:
-            single = updates - self._logged_until == 1
-            if self._pending is not None and last and single and self._kind.loss_from == "log":
-                loss = float(logs["loss"])
-                self._pending["loss"] = None if self._was_replaced(loss) else loss
-            self._logged_until = updates
-
-    def _was_replaced(self, loss: float) -> bool:
-        """Whether a logged loss of one step stands for one that was not finite.
-
-        With ``logging_nan_inf_filter`` transformers leaves a micro-batch's loss out where it is not finite. Of a single
-        micro-batch 0 is left, which a gradient contradicts; of several a sum of the others, when the gradient is hardly
-        finite either.
-        """
-        micro_batches, norm = self._gradient
-        if not self._filters or norm is None:
-            return False
-        return (loss == 0 and norm != 0) if micro_batches == 1 else not math.isfinite(norm)
+        self._logged.note(updates, logs)
 
     def _write_gradients(self, total: StepTotal) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
@@ -330,9 +306,9 @@ class Recording:
             self._write_checks()
 
     def _write_pending(self) -> None:
-        if self._pending is None:
+        row = self._logged.take()
+        if row is None:
             return
-        row, self._pending = StepRow(**self._pending), None
         self.log.add_step(row)
         if self._plan is not None:
             epoch, stop = self._epoch_of(self._plan, row.step)
@@ -476,23 +452,7 @@ class Recording:
     def _resume_log(self, info: dict[str, Any], state: Any) -> None:
         """Continue the run that the checkpoint belongs to."""
         out, step = self._options.out, self._first_step
-        try:
-            stored = json.loads((out / "run.json").read_text())
-            run_id, before = stored.get("run_id"), stored.get("organizer")
-        except (OSError, ValueError, AttributeError) as error:
-            raise InputError(f"{out}/run.json cannot be read: {error}; expected the run that is resumed") from error
-        difference = describe_difference(before, info["organizer"])
-        if difference is not None:
-            raise InputError(
-                f"{out} holds a run under another plan: {difference}; expected the run that is resumed; "
-                "mend: choose another folder"
-            )
-        resumed = _run_of_checkpoint(state, self._options)
-        if resumed is None or run_id != resumed:
-            raise InputError(
-                f"{out} holds another run ({run_id}) than the checkpoint at step {step} ({resumed}); expected the run "
-                "that is resumed; mend: choose another folder"
-            )
+        require_same_run(out, state, self._options, info["organizer"])
         self.log = RunLog.resume(out, step, info, rank=self._processes.rank)
         for name, tap in self._taps.items():
             if name in self.log.info.get("sketch_check", {}):
@@ -514,10 +474,3 @@ class Recording:
             yield
         finally:
             self._seconds += time.perf_counter() - started
-
-
-def _run_of_checkpoint(state: Any, recorder: GradientRecorder) -> str | None:
-    """The run that a checkpoint belongs to, as the recorder stored it there, under its class's name."""
-    entry = state.stateful_callbacks.get(type(recorder).__name__)
-    attributes = entry.get("attributes", {}) if isinstance(entry, dict) else {}
-    return attributes.get("run_id") if state.global_step > 0 else None

@@ -44,7 +44,7 @@ class SampleGradients:
     stored
         How a sketch was made, as :meth:`diagnostics.sketch.GradientSketch.describe` says.
     check
-        Error of the sketched cosines among the first samples, see :class:`diagnostics.sketch.SketchCheck`; None where
+        Error of the sketched cosines among the first samples, see :class:`diagnostics.exact.SketchCheck`; None where
         gradients are stored as they are.
     sample_ids
         Shape ``(n,)``, int64.

@@ -18,11 +18,12 @@ from accelerate.state import GradientState
 from torch import nn
 
 from diagnostics.batch_ids import BatchIds
+from diagnostics.exact import SketchCheck, device_norm
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import SampleLosses
 from diagnostics.names import adapter_names, resolve_name
 from diagnostics.shards import Place, local_part, place_of
-from diagnostics.sketch import GradientSketch, SketchCheck, device_norm
+from diagnostics.sketch import GradientSketch
 from sdo.errors import InputError
 
 SIGNALS = ("weight", "hidden", "head_only")

@@ -1,4 +1,4 @@
-"""Hashed linear sketches of gradients, and the exact numbers beside them.
+"""Hashed linear sketches of gradients.
 
 A gradient of 10⁷ to 10⁹ entries cannot be kept for every step; a count-sketch of 8,192 numbers can. Entry n
 of the gradient is added with sign s(n) to bucket h(n), so inner products, and with the exact norms cosines,
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diagnostics import pieces
 from diagnostics.parallel_sketch import ParallelTables
 from sdo.errors import InputError
 
@@ -31,7 +32,6 @@ COLUMN_BUCKETS = 8192
 COLUMN_GROUPS = (4, 2, 1)  # where rows are hashed, each group of columns hashes them apart: the first that divides them
 TABLE_ENTRIES = ROW_BUCKETS * COLUMN_BUCKETS  # the largest flat table: 2^25 int32, 128 MiB
 PRODUCT_ENTRIES = 1 << 22  # a gradient that comes as factors is formed up to here; beyond, its rows are hashed first
-PIECE_ENTRIES = 1 << 20  # what is converted to float32 or float64 at a time: it stays in the CPU's cache
 FOLD_ENTRIES = 1 << 24  # float32 accumulators of one block of columns in the first stage: 64 MiB
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -66,34 +66,12 @@ def hash_table(seed: int, stage: int, count: int, buckets: int) -> NDArray[np.in
     key = int(_mix(np.array([seed % (1 << 64)], dtype=np.uint64))[0])
     key = int(_mix(np.array([(key + stage) % (1 << 64)], dtype=np.uint64))[0])
     table = np.empty(count, dtype=np.int32)
-    for start in range(0, count, PIECE_ENTRIES):  # in pieces: the uint64 temporaries stay small
-        n = np.arange(start + 1, min(start + PIECE_ENTRIES, count) + 1, dtype=np.uint64)
+    for start in range(0, count, pieces.PIECE_ENTRIES):  # in pieces: the uint64 temporaries stay small
+        n = np.arange(start + 1, min(start + pieces.PIECE_ENTRIES, count) + 1, dtype=np.uint64)
         x = _mix(n * np.uint64(_GOLDEN) + np.array([key], dtype=np.uint64))
         bucket = ((x >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)
         table[start : start + len(n)] = (bucket << np.uint64(1)) | (x & np.uint64(1))
     return table
-
-
-def _matrix(tensor: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Return the values as a matrix outside autograd: a view, except for non-contiguous 3-D tensors."""
-    return tensor.detach().reshape(shape)
-
-
-def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return (first dimension, all the rest); vectors and scalars are one row."""
-    total = math.prod(shape)
-    return (shape[0], total // shape[0]) if len(shape) > 1 and shape[0] else (1, total)
-
-
-def _pieces(matrix: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield (first row, first column, view) in row-major order, each view of at most PIECE_ENTRIES (GPU: 64 times)."""
-    rows, cols = matrix.shape
-    most = PIECE_ENTRIES if matrix.device.type == "cpu" else 64 * PIECE_ENTRIES
-    width = min(cols, most)
-    height = max(1, most // max(width, 1))
-    for row in range(0, rows, height):
-        for col in range(0, cols, max(width, 1)):
-            yield row, col, matrix[row : row + height, col : col + width]
 
 
 def _fold_rows(block: torch.Tensor, index: torch.Tensor, buckets: int) -> torch.Tensor:
@@ -104,7 +82,7 @@ def _fold_rows(block: torch.Tensor, index: torch.Tensor, buckets: int) -> torch.
     floats and a whole float32 copy of a bfloat16 gradient (48 ms); segment_reduce 10 times it.
     """
     signed = torch.zeros(2 * buckets, block.shape[1], dtype=torch.float32, device=block.device)
-    for row, _, piece in _pieces(block):  # a block is narrower than a piece: pieces are whole rows
+    for row, _, piece in pieces.pieces_of(block):  # a block is narrower than a piece: pieces are whole rows
         signed.index_add_(0, index[row : row + piece.shape[0]], piece.float())
     return signed[0::2] - signed[1::2]
 
@@ -173,7 +151,7 @@ class GradientSketch:
             raise InputError(f"cannot sketch a parameter of shape {self.shape}: it has no entries")
         if not 1 <= self.k < 1 << 30:
             raise InputError(f"sketch size k is {self.k}; expected a number from 1 to 2^30 - 1, as 8192")
-        self._rows, self._cols = _matrix_shape(self.shape)
+        self._rows, self._cols = pieces.matrix_shape(self.shape)
         self.row_buckets: int | None = None
         self.column_groups: int | None = None
         self.column_buckets: int | None = None
@@ -270,8 +248,8 @@ class GradientSketch:
         if not shard.numel():
             return torch.zeros(self.stored, dtype=torch.float32, device=shard.device)
         if len(self.shape) > 1:
-            return self._sketch_block(_matrix(shard, (count, self._cols)), offset, 0)
-        return self._sketch_block(_matrix(shard, (1, count)), 0, offset)
+            return self._sketch_block(pieces.matrix_of(shard, (count, self._cols)), offset, 0)
+        return self._sketch_block(pieces.matrix_of(shard, (1, count)), 0, offset)
 
     def sketch_product(self, left: Iterable[tuple[int, torch.Tensor]], right: torch.Tensor) -> torch.Tensor:
         """Sketch ``sum over t of g_t (x) h_t`` from its factors.
@@ -360,7 +338,7 @@ class GradientSketch:
         a sort and segment_reduce 5 times it.
         """
         flat = tables["flat"]
-        for r, c, piece in _pieces(block):
+        for r, c, piece in pieces.pieces_of(block):
             rows = slice(row + r, row + r + piece.shape[0])
             cols = slice(col + c, col + c + piece.shape[1])
             if self.column_buckets is None:
@@ -404,162 +382,3 @@ class GradientSketch:
                 made["column_signs"] = torch.from_numpy(columns & 1)
             self._tables = made
         return self._tables
-
-
-def device_norm(grad: torch.Tensor) -> torch.Tensor:
-    """Return the 2-norm as a float64 scalar on the gradient's device, without waiting for the device.
-
-    At most 2²⁰ entries are held in float64 at a time (8 MiB); one pass.
-
-    Parameters
-    ----------
-    grad
-        Dense floating tensor of any shape and strides.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape ``()``: the norm, squares summed in float64, in the gradient's unit; 0 for a zero or empty tensor; inf or
-        nan exactly if an entry is not finite (float32, bfloat16 and float16 entries cannot overflow a float64 square).
-    """
-    matrix = _matrix(grad, _matrix_shape(grad.shape))
-    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for _, _, piece in _pieces(matrix)]
-    if not norms:
-        return torch.zeros((), dtype=torch.float64, device=grad.device)
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return norm
-
-
-def exact_norm(grad: torch.Tensor) -> float:
-    """Return :func:`device_norm` as a number, which waits for the device."""
-    return float(device_norm(grad))
-
-
-def _cosines(tensors: Sequence[torch.Tensor]) -> NDArray[np.float64]:
-    """Return the cosines of M equally shaped tensors, (M, M), summed in float64; nan where undefined."""
-    shape = _matrix_shape(tensors[0].shape)
-    matrices = [_matrix(tensor, shape) for tensor in tensors]
-    gram = torch.zeros(len(tensors), len(tensors), dtype=torch.float64, device=tensors[0].device)
-    for pieces in zip(*(_pieces(matrix) for matrix in matrices), strict=True):
-        stacked = torch.stack([piece.double().reshape(-1) for _, _, piece in pieces])
-        gram += stacked @ stacked.T
-    products = gram.cpu().numpy()
-    norms = np.sqrt(np.diag(products))
-    norms[~np.isfinite(norms) | (norms == 0.0)] = np.nan
-    with np.errstate(invalid="ignore"):  # inf - inf in a product of non-finite tensors
-        return np.asarray(np.clip(products / norms[:, None] / norms[None, :], -1.0, 1.0))
-
-
-def cosine(a: torch.Tensor, b: torch.Tensor) -> float | None:
-    """Return the cosine of two gradients or of two sketches, computed in float64.
-
-    Parameters
-    ----------
-    a, b
-        Floating tensors of one shape on one device.
-
-    Returns
-    -------
-    float or None
-        In [−1, 1]; None where it is undefined: one of them is zero or has an entry that is not finite.
-
-    Raises
-    ------
-    InputError
-        If the shapes differ.
-    """
-    if a.shape != b.shape:
-        raise InputError(f"cosine of tensors of shapes {tuple(a.shape)} and {tuple(b.shape)}: expected one")
-    value = float(_cosines([a, b])[0, 1])
-    return value if math.isfinite(value) else None
-
-
-class SketchCheck:
-    """Compares the sketches of a run's first step gradients with the gradients themselves.
-
-    Parameters
-    ----------
-    max_copies
-        How many gradients are copied at most, at least 2.
-    max_bytes
-        Fewer are copied, but at least 2, where together they would take more than this.
-
-    Examples
-    --------
-    >>> import torch
-    >>> check, sketcher = SketchCheck(max_copies=2), GradientSketch((4,))
-    >>> for step in range(2):
-    ...     grad = torch.ones(4) * (step + 1)
-    ...     check.add(step, grad, sketcher.sketch(grad))
-    >>> check.result()["pairs"]
-    1
-    """
-
-    def __init__(self, max_copies: int = 8, max_bytes: int = 512 << 20) -> None:
-        self._max_copies = max(2, max_copies)
-        self._max_bytes = max_bytes
-        self._limit: int | None = None
-        self._kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-        self._skipped = {"zero_gradients": 0, "non_finite_gradients": 0}
-        self._result: dict[str, Any] | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether enough was seen: `add` takes no further step, `result` can be taken."""
-        return self._result is not None or len(self._kept) == self._limit
-
-    def copies(self, size: int) -> int:
-        """Return how many gradients of ``size`` bytes are copied."""
-        return min(self._max_copies, max(2, self._max_bytes // max(size, 1)))
-
-    def add(self, step: int, grad: torch.Tensor, sketch: torch.Tensor) -> None:
-        """Copy one step's gradient and sketch, unless done.
-
-        Zero gradients and those with entries that are not finite have no cosine; they are only counted. A second call
-        for the latest step replaces the first: a gradient that comes in parts is complete with the last.
-        """
-        if self._result is not None:
-            return
-        if self._kept and self._kept[-1][0] == step:
-            self._kept.pop()
-        if self.done:
-            return
-        if self._limit is None:
-            self._limit = self.copies(grad.numel() * grad.element_size())
-        norm = exact_norm(grad)
-        if norm == 0.0 or not math.isfinite(norm):
-            self._skipped["zero_gradients" if norm == 0.0 else "non_finite_gradients"] += 1
-            return
-        self._kept.append((int(step), grad.detach().clone(), sketch.detach().clone()))
-
-    def result(self) -> dict[str, Any]:
-        """Compare all pairs and release the copies; later calls return the same numbers.
-
-        Returns
-        -------
-        dict
-            ``pairs``, ``rmse`` and ``max_abs_error`` of the sketched cosines against the exact ones,
-            ``steps``, ``zero_gradients``, ``non_finite_gradients``. With fewer than two usable gradients
-            ``pairs`` is 0 and ``reason`` stands in the place of the errors.
-        """
-        if self._result is None:
-            steps = [step for step, _, _ in self._kept]
-            if len(steps) < 2:
-                reason = f"{len(steps)} usable gradients were seen; two are needed"
-                self._result = {"pairs": 0, "reason": reason, "steps": steps, **self._skipped}
-            else:
-                self._result = {**self._compare(), "steps": steps, **self._skipped}
-            self._kept.clear()
-        return dict(self._result)
-
-    def _compare(self) -> dict[str, Any]:
-        pairs = np.triu_indices(len(self._kept), 1)
-        exact = _cosines([grad for _, grad, _ in self._kept])[pairs]
-        # A sketch can be zero or overflow where its gradient does not: it then knows nothing, which is 0.
-        sketched = np.nan_to_num(_cosines([sketch for _, _, sketch in self._kept])[pairs], nan=0.0)
-        errors = sketched - exact
-        return {
-            "pairs": len(errors),
-            "rmse": float(np.sqrt(np.mean(errors**2))),
-            "max_abs_error": float(np.abs(errors).max()),
-        }

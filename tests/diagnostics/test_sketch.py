@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from diagnostics import pieces
 from diagnostics import sketch as module
-from diagnostics.sketch import GradientSketch, SketchCheck, cosine, exact_norm, hash_table
+from diagnostics.exact import SketchCheck, cosine, exact_norm
+from diagnostics.sketch import GradientSketch, hash_table
 from sdo.errors import InputError
 
 MASK = (1 << 64) - 1
@@ -58,10 +60,10 @@ def tiny_limits(monkeypatch):
         "ROW_BUCKETS": 16,
         "COLUMN_BUCKETS": 24,
         "TABLE_ENTRIES": 16 * 24,
-        "PIECE_ENTRIES": 50,
         "FOLD_ENTRIES": 2 * 16 * 10,
     }.items():
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(pieces, "PIECE_ENTRIES", 50)
 
 
 def random(*shape, seed=0, dtype=torch.float32):
@@ -95,7 +97,7 @@ def test_hash_table_is_the_slow_hash(seed, buckets):
 
 def test_hash_table_pieces_do_not_matter(monkeypatch):
     whole = hash_table(5, 1, 1000, 77)
-    monkeypatch.setattr(module, "PIECE_ENTRIES", 64)
+    monkeypatch.setattr(pieces, "PIECE_ENTRIES", 64)
     np.testing.assert_array_equal(hash_table(5, 1, 1000, 77), whole)
 
 
@@ -272,7 +274,7 @@ def test_cosines_of_gradients_that_few_alike_rows_carry(monkeypatch):
 def test_the_rule_bounds_the_tables():
     for shape in [(151936, 5120), (8192, 28672), (4096, 14336), (128, 2048, 768), (10**9,), (10**7, 1)]:
         sketcher = GradientSketch(shape)
-        rows, cols = module._matrix_shape(shape)
+        rows, cols = pieces.matrix_shape(shape)
         height, width = sketcher.row_buckets or rows, sketcher.column_buckets or cols
         assert height * width <= module.TABLE_ENTRIES
         assert sketcher.stored == 8192
@@ -458,7 +460,7 @@ def test_norm_equals_numpy(dtype, monkeypatch):
     grad = random(300, 70, dtype=dtype)
     expected = np.linalg.norm(grad.double().numpy())
     assert exact_norm(grad) == pytest.approx(expected, rel=1e-13)
-    monkeypatch.setattr(module, "PIECE_ENTRIES", 64)
+    monkeypatch.setattr(pieces, "PIECE_ENTRIES", 64)
     assert exact_norm(grad) == pytest.approx(expected, rel=1e-13)
     assert exact_norm(grad.reshape(7, 30, 100)) == pytest.approx(expected, rel=1e-13)
 

@@ -1,0 +1,58 @@
+"""Whether a run folder holds the run that a checkpoint belongs to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdo.errors import InputError
+from sdo.plan import describe_difference
+
+if TYPE_CHECKING:
+    from diagnostics.recorder import GradientRecorder
+
+
+def require_same_run(out: Path, state: Any, recorder: GradientRecorder, organizer: dict[str, Any] | None) -> None:
+    """Refuse to continue a run folder of another plan, or of another run.
+
+    Parameters
+    ----------
+    out
+        The run folder.
+    state
+        The trainer's state, with what the checkpoint kept of its callbacks.
+    recorder
+        The recorder, whose own state is among it.
+    organizer
+        The plan of now, as run.json describes it; None without an organizer.
+
+    Raises
+    ------
+    InputError
+        If they differ, or run.json cannot be read.
+    """
+    try:
+        stored = json.loads((out / "run.json").read_text(encoding="utf-8"))
+        run_id, before = stored.get("run_id"), stored.get("organizer")
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{out}/run.json cannot be read: {error}; expected the run that is resumed") from error
+    difference = describe_difference(before, organizer)
+    if difference is not None:
+        raise InputError(
+            f"{out} holds a run under another plan: {difference}; expected the run that is resumed; "
+            "mend: choose another folder"
+        )
+    resumed = _run_of_checkpoint(state, recorder)
+    if resumed is None or run_id != resumed:
+        raise InputError(
+            f"{out} holds another run ({run_id}) than the checkpoint at step {state.global_step} ({resumed}); expected "
+            "the run that is resumed; mend: choose another folder"
+        )
+
+
+def _run_of_checkpoint(state: Any, recorder: GradientRecorder) -> str | None:
+    """The run that a checkpoint belongs to, as the recorder stored it there, under its class's name."""
+    entry = state.stateful_callbacks.get(type(recorder).__name__)
+    attributes = entry.get("attributes", {}) if isinstance(entry, dict) else {}
+    return attributes.get("run_id") if state.global_step > 0 else None
