@@ -26,7 +26,8 @@ class Ranks:
     order, place
         Shapes ``(buckets,)``: the bucket at each place, and the place of each bucket.
     lines, signs
-        One pair a rank: shapes ``(n_r,)``; line ``lines[r][p]`` belongs to the bucket at place p, with that sign.
+        One pair a rank: shapes ``(n_r,)``, int32 and int8; line ``lines[r][p]`` belongs to the bucket at place p, with
+        that sign.
     """
 
     order: torch.Tensor
@@ -56,9 +57,14 @@ class Ranks:
         lines, signs = [], []
         for rank in range(int(size[0])):
             members = by_place[starts[: int((size > rank).sum())] + rank]
-            lines.append(members)
-            signs.append(sign[members])
+            lines.append(members.int())
+            signs.append(sign[members].to(torch.int8))
         return cls(order, place, tuple(lines), tuple(signs))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that it holds."""
+        return (self.order, self.place, *self.lines, *self.signs)
 
     def to(self, device: torch.device) -> Ranks:
         """Return a copy on a device."""
@@ -161,6 +167,12 @@ class ParallelTables:
             None if column_ranks is None else column_ranks.to(device),
             k,
         )
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that it holds."""
+        ranks = (one.tensors for one in (self.rows, self.columns) if one is not None)
+        return (self.flat, *(tensor for one in ranks for tensor in one))
 
     def sketch(self, matrix: torch.Tensor) -> torch.Tensor:
         """Sketch a matrix of the tables' shape, any floating type; shape ``(k,)``, float32."""

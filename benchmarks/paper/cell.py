@@ -20,6 +20,7 @@ from benchmarks.paper.material import Material
 from benchmarks.paper.on_cpu import answers_alone
 from benchmarks.paper.settings import Cell, Setting, merged
 from sdo.checkpoints import last_checkpoint
+from sdo.errors import InputError
 from sdo.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
@@ -54,21 +55,29 @@ def run_file(setting: Setting, cell: Cell, material: Material, work: Path) -> di
     return merged(setting.run, decided)
 
 
-def train(setting: Setting, cell: Cell, material: Material, work: Path) -> Path:
-    """Train a cell and return its run folder; a training that was cut off continues from its last checkpoint.
+def train(setting: Setting, cell: Cell, material: Material, work: Path) -> tuple[Path, dict[str, Any]]:
+    """Train a cell; a training that was cut off continues from its last checkpoint.
 
     Parameters
     ----------
     work
         Folder of this setting's runs.
+
+    Returns
+    -------
+    tuple
+        The run folder, and how it was trained: ``answers_alone`` (see :mod:`benchmarks.paper.on_cpu`) and ``resumed``,
+        the step at which this call took up the training.
     """
     from sdo.cli import trainer as training
 
     work.mkdir(parents=True, exist_ok=True)
     options = run_file(setting, cell, material, work)
     folder, output = work / cell.name, Path(options["output_dir"])
-    if output.is_dir() and last_checkpoint(str(output)) is not None:
+    checkpoint, resumed = last_checkpoint(str(output)) if output.is_dir() else None, 0
+    if checkpoint is not None:
         options["resume_from_checkpoint"] = "true"
+        resumed = int(Path(checkpoint).name.rpartition("-")[2])
     else:
         shutil.rmtree(folder, ignore_errors=True)
     file = work / f"{cell.name}.yaml"
@@ -80,12 +89,12 @@ def train(setting: Setting, cell: Cell, material: Material, work: Path) -> Path:
 
         setup.trainer.add_callback(Correctness(setup.trainer))
     model = setup.trainer.model
-    with answers_alone(model.config.vocab_size) if model.device.type == "cpu" else nullcontext():
+    with answers_alone(model.config.vocab_size) if model.device.type == "cpu" else nullcontext(False) as alone:
         training.train(setup)
     # What the trainer says of its evaluations, rewards and margins for instance, is in no run folder.
     logged = [entry for entry in setup.trainer.state.log_history if any(key.startswith("eval_") for key in entry)]
     (work / f"{cell.name}-log.json").write_text(json.dumps(logged), encoding="utf-8")
-    return folder
+    return folder, {"answers_alone": alone, "resumed": resumed}
 
 
 def run(setting: Setting, cell: Cell, material: Material, work: Path, results: Path = RESULTS) -> dict[str, Any]:
@@ -99,7 +108,7 @@ def run(setting: Setting, cell: Cell, material: Material, work: Path, results: P
     from benchmarks.paper.measure import measure
 
     started, cpu = time.perf_counter(), time.process_time()
-    folder = train(setting, cell, material, work)
+    folder, how = train(setting, cell, material, work)
     trained, cpu_trained = time.perf_counter() - started, time.process_time() - cpu
     logged = json.loads((work / f"{cell.name}-log.json").read_text(encoding="utf-8"))
     figures = measure(folder, logged=logged, groups=material.groups)
@@ -112,6 +121,8 @@ def run(setting: Setting, cell: Cell, material: Material, work: Path, results: P
         "organizer": dict(cell.organizer),
         "material": dict(material.about),
         "versions": {name: version(name) for name in _VERSIONS} | {"python": platform.python_version()},
+        "run": dict(setting.run),
+        **how,
         "training_seconds": round(trained, 1),
         "training_cpu_seconds": round(cpu_trained, 1),
         **figures,
@@ -135,6 +146,20 @@ def rounded(value: Any) -> Any:
 
 
 def finished(setting: Setting, results: Path = RESULTS) -> list[dict[str, Any]]:
-    """Return the figures of a setting's finished cells, in the order of its cells."""
-    files = [result_file(setting, cell, results) for cell in setting.cells()]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    """Return the figures of a setting's finished cells, in the order of its cells.
+
+    Raises
+    ------
+    InputError
+        Cells differ in their material, in versions or in how they were trained: they cannot be compared.
+    """
+    files = [file for cell in setting.cells() if (file := result_file(setting, cell, results)).is_file()]
+    cells = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    for file, cell in zip(files, cells, strict=True):
+        for key in ("material", "versions", "run", "answers_alone"):
+            if key in cell and key in cells[0] and cell[key] != cells[0][key]:
+                raise InputError(
+                    f"{file.name} was made with {key} = {cell[key]}, {files[0].name} with {cells[0][key]}; "
+                    "expected one for all cells of a setting; mend: remove the older one and run it again"
+                )
+    return cells

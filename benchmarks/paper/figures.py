@@ -13,6 +13,7 @@ from scipy import stats
 from analysis.seeds import PairedComparison, compare_paired
 
 Result = Mapping[str, Any]
+_POWER, _LARGE = 0.8, 1000
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,39 @@ def difference(cells: Sequence[Result], baseline: str, arm: str, measure: Measur
 def seeds_needed(comparison: PairedComparison, effect: float) -> int | None:
     """Return how many pairs of seeds would tell `effect` from nothing in four of five experiments.
 
-    Two-sided paired t-test at 5 %, power 80 %, with the standard deviation seen here; normal approximation, as in
-    Cohen, Statistical Power Analysis, 1988, 2.4. None where differences do not vary or the effect is 0.
+    Two-sided paired t-test at 5 %, power 80 % by the noncentral t, with the standard deviation seen here; Cohen,
+    Statistical Power Analysis, 1988, 2.4. None where differences do not vary or the effect is 0.
     """
-    if comparison.cohens_d_paired is None or not comparison.cohens_d_paired or not effect:
+    if comparison.low is None or comparison.high is None or not effect:
         return None
-    deviation = abs(comparison.mean / comparison.cohens_d_paired)
-    reach = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * deviation / abs(effect)
-    return max(2, math.ceil(reach**2))
+    # The interval's half width is t times the standard error.
+    reach = (comparison.high - comparison.low) / 2
+    error = reach / float(stats.t.ppf(0.975, comparison.n - 1))
+    size = abs(effect) / (error * math.sqrt(comparison.n))
+    few, many = 1, 2
+    while _power(many, size) < _POWER:
+        few, many = many, 2 * many
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if _power(middle, size) >= _POWER else (middle, many)
+    return many
+
+
+def _power(n: int, size: float) -> float:
+    """Power of a two-sided paired t-test at 5 % with n pairs and an effect of `size` standard deviations."""
+    bound, shift = stats.t.ppf(0.975, n - 1), size * math.sqrt(n)
+    if n > _LARGE:  # the noncentral t is then the normal distribution, and its sum does not always converge
+        return float(stats.norm.sf(bound - shift))
+    return float(stats.nct.sf(bound, n - 1, shift) + stats.nct.cdf(-bound, n - 1, shift))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for all of them: Holm, Scandinavian Journal of Statistics 6 (1979)."""
+    order, adjusted, largest = np.argsort(p_values, kind="stable"), [0.0] * len(p_values), 0.0
+    for rank, at in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[at]))
+        adjusted[at] = largest
+    return adjusted
 
 
 # ---------------------------------------------------------------------- what is measured

@@ -235,7 +235,7 @@ def gsm8k(folder: Path, shared: Path, *, train: int, held_out: int, longest: int
     embeddings = np.load(source / "train_minilm.npy", allow_pickle=False)
     for name, stem, count in (("train.jsonl", "train", train), ("test.jsonl", "test", held_out)):
         lines = (source / name).read_text(encoding="utf-8").splitlines()
-        rows = [{"prompt": row["question"], "completion": row["answer"]} for row in map(json.loads, lines)]
+        rows = [{"prompt": row["question"], "completion": f" {row['answer']}"} for row in map(json.loads, lines)]
         kept = _short(rows, ("completion",), "prompt", longest, model)[:count]
         if len(kept) < count:
             raise InputError(f"{name} has {len(kept)} questions of at most {longest} tokens; expected {count}")
@@ -265,8 +265,9 @@ def pairs(folder: Path, shared: Path, *, train: int, held_out: int, longest: int
     kept = _short(rows, ("correct", "wrong"), "question", longest, model)[: train + held_out]
     if len(kept) < train + held_out:
         raise InputError(f"there are {len(kept)} pairs of at most {longest} tokens; expected {train + held_out}")
-    write_rows(folder / "train.jsonl", [rows[number] for number in kept[:train]])
-    write_rows(folder / "test.jsonl", [rows[number] for number in kept[train:]])
+    spaced = [{**rows[number], **{key: f" {rows[number][key]}" for key in ("correct", "wrong")}} for number in kept]
+    write_rows(folder / "train.jsonl", spaced[:train])
+    write_rows(folder / "test.jsonl", spaced[train:])
     np.save(folder / "embeddings.npy", embeddings[kept[:train]])
     return {"model": model, "train": train, "held_out": held_out, "longest": longest, "encoder": ENCODER}
 
@@ -283,7 +284,7 @@ def _short(
     return [
         number
         for number, row in enumerate(rows)
-        if max(len(tokenizer(f"{row[question]} {row[answer]}")["input_ids"]) for answer in answers) <= longest
+        if max(len(tokenizer(f"{row[question]} {row[answer].strip()}")["input_ids"]) for answer in answers) <= longest
     ]
 
 

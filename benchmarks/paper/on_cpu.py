@@ -9,8 +9,8 @@ TILE = 2048  # columns of the vocabulary at once; TRL's 32,768 are meant for a G
 
 
 @contextmanager
-def answers_alone(vocabulary: int) -> Iterator[None]:
-    """Let TRL's fused head score the trained positions alone, as it does where Triton runs.
+def answers_alone(vocabulary: int) -> Iterator[bool]:
+    """Let TRL's fused head score the trained positions alone, as it does where Triton runs; yields whether it does.
 
     Elsewhere TRL scores every position, prompt and padding too, and then takes zero for those: a device that compiles
     would compile anew for every count of positions. Loss and gradients are the same up to rounding.
@@ -24,11 +24,12 @@ def answers_alone(vocabulary: int) -> Iterator[None]:
 
     names = ("_use_triton", "_CHUNKED_LOGPROB_CHUNK_SIZE")  # private: another TRL trains as it does
     before = {name: getattr(utils, name) for name in names if hasattr(utils, name)}
-    if len(before) == len(names) and vocabulary > TILE:
+    known = len(before) == len(names) and vocabulary > TILE
+    if known:
         utils._use_triton = lambda device: True
         utils._CHUNKED_LOGPROB_CHUNK_SIZE = TILE
     try:
-        yield
+        yield known
     finally:
         for name, value in before.items():
             setattr(utils, name, value)

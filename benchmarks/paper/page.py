@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.drawing import save
 from benchmarks.paper.cell import RESULTS, finished, result_file
-from benchmarks.paper.claims import CLAIMS, section
+from benchmarks.paper.claims import sections
 from benchmarks.paper.figures import Result, balance, mean_score, score
 from benchmarks.paper.pictures import curves, forest
 from benchmarks.paper.published import balance_section
@@ -25,9 +25,9 @@ is in [benchmarks/paper/settings](../benchmarks/paper/settings).
 
 How to read it: a difference is between two arms with the same seed, paired; in brackets its 95 % interval (Student's t
 over seeds) and the number of seeds. A verdict is read off that interval: *as claimed*, *the other way*, or
-*undetermined*. Of twenty intervals about one leaves out 0 by chance alone. Seeds change the order of the data only: the
-model starts from the same weights and is scored on the same held-out rows, so the intervals do not speak of other data
-or other models. All arms are compared after the same number of optimizer steps of the same batch size; SDO repeats
+*undetermined*. Seeds change the order of the data only (under GRPO also the completions that are drawn): the model
+starts from the same weights and is scored on the same held-out rows, so the intervals do not speak of other data or
+other models. All arms are compared after the same number of optimizer steps of the same batch size; SDO repeats
 samples within an epoch, so it has then seen fewer different ones: the tables give both.
 """
 
@@ -57,7 +57,7 @@ def write(docs: Path = DOCS, results: Path = RESULTS) -> list[Path]:
     every = settings()
     cells = {one.label: finished(one, results) for one in every}
     parts = [_INTRO, "## Claim by claim"]
-    parts += [section(claim, cells) for claim in CLAIMS]
+    parts.append(sections(cells))
     parts.append(balance_section())
     pictures: list[Path] = []
     parts.append("## What was measured")
@@ -101,12 +101,13 @@ def _measured(setting: Setting, cells: Sequence[Result], docs: Path) -> tuple[st
         f"{batch // per_sample} samples"
         + (f" with {per_sample} completions each" if per_sample > 1 else "")
         + f"; learning rate {run['learning_rate']:g}; embeddings: {about['encoder']}. "
-        f"{len(cells)} cells, {sum(cell['training_seconds'] for cell in cells) / 3600:.1f} hours of training, "
-        "evaluations included."
+        f"{len(cells)} cells, {'at least ' if any(cell.get('resumed') for cell in cells) else ''}"
+        f"{sum(cell['training_seconds'] for cell in cells) / 3600:.1f} hours of training, evaluations included."
     )
-    return "\n\n".join(
-        [f"### {setting.label}", f"{setting.title}. {facts}", *shown, markdown(setting, cells)]
-    ), pictures
+    if any(cell.get("answers_alone") for cell in cells):
+        facts += " Loss and gradients are TRL's of a GPU: its head scored the trained positions alone."
+    told = [f"{setting.title}. {facts}", *([setting.note] if setting.note else [])]
+    return "\n\n".join([f"### {setting.label}", *told, *shown, markdown(setting, cells)]), pictures
 
 
 def _status(every: Sequence[Setting], results: Path) -> str:

@@ -78,8 +78,8 @@ def balance_section() -> str:
         f"The paper measures balance over {CLUSTERS} clusters of {QUESTIONS:,} questions, about "
         f"{QUESTIONS / CLUSTERS:.0f} each. Where would the same metrics lie in 95 of 100 cases if all clusters were "
         f"equally good, at accuracy {ACCURACY:.1%}? That depends on the clusters' sizes, which are not public: once "
-        "for sizes as equal as can be, and once for those of k-means on MiniLM embeddings of the same questions (the "
-        f"widest band of {len(_SEEDS)} seeds).",
+        "for sizes as equal as can be, and once for those of k-means on MiniLM embeddings of the same questions (from "
+        f"the lowest to the highest end of the bands of {len(_SEEDS)} seeds: at least 95 of 100).",
         "",
         "| metric | published, uniform → SDO | chance, equal sizes | chance, sizes of k-means |",
         "|---|---|---|---|",
@@ -89,13 +89,13 @@ def balance_section() -> str:
         lines.append(f"| {_NAMES[name]} | {pair[0]:.4g} → {pair[1]:.4g} | {cells[0]} | {cells[1]} |")
     inside = all(low <= value <= high for name, (low, high) in real.items() for value in PUBLISHED[name])
     verdict = (
-        "With sizes such as k-means gives, all published figures lie where equal clusters would put them: they do not "
-        "tell unequal clusters from equal ones, nor the two runs from each other."
+        "Everything depends on the sizes: with those that k-means gives here, all published figures lie where equal "
+        "clusters would put them, and none of them tells unequal clusters from equal ones."
         if inside
-        else "Not all published figures lie where equal clusters of such sizes would put them. Whether the two runs "
-        "differ beyond noise takes their answers question by question."
+        else "Not all published figures lie where equal clusters of such sizes would put them."
     )
-    return "\n".join([*lines, "", verdict])
+    paired = "Whether the two runs differ beyond noise takes their answers question by question."
+    return "\n".join([*lines, "", f"{verdict} {paired}"])
 
 
 def _where(pair: tuple[float, float], low: float, high: float) -> str:
