@@ -40,10 +40,10 @@ BARS = {"weight": 0.02, "head": 0.10, "hidden": 0.08}
 
 
 class Turns:
-    """Lets threads run one at a time, in a fixed order, round by round."""
+    """Lets threads run one at a time, round by round; each round begins with another, so that none is always first."""
 
     def __init__(self, names: list[str]) -> None:
-        self._order = itertools.cycle(names)
+        self._order = (name for first in itertools.count() for name in rotated(names, first))
         self._current = next(self._order)
         self._changed = threading.Condition()
         self.failed = False
@@ -66,6 +66,12 @@ class Turns:
         with self._changed:
             self.failed = True
             self._changed.notify_all()
+
+
+def rotated(names: list[str], first: int) -> list[str]:
+    """Return names from the first-th on, and then those before it."""
+    first %= len(names)
+    return names[first:] + names[:first]
 
 
 class StepBegins(TrainerCallback):
