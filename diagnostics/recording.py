@@ -265,16 +265,7 @@ class Recording:
             self._processes.wait()
 
     def note_log(self, updates: int, logs: dict[str, Any]) -> None:
-        """Put what the trainer logs of one step into the step's row.
-
-        Parameters
-        ----------
-        updates
-            Number of updates so far.
-        logs
-            Of them ``grad_norm``, the total before clipping, and ``loss``, which is a mean over the updates since the
-            last log: that of one step where there was one.
-        """
+        """Put what the trainer logs of one step into the step's row, see :meth:`LoggedRow.note`."""
         self._logged.note(updates, logs)
 
     def _write_gradients(self, total: StepTotal) -> None:
