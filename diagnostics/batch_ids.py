@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 BATCH_KEY = "sdo_batch_ids"
 IGNORED = -100  # the label of a token that carries no loss
 
-_channels: WeakKeyDictionary[nn.Module, IdChannel] = WeakKeyDictionary()
+# A channel lives in its hook on the model. Were it held here, its subscribers' trainers would keep the model for ever.
+_channels: WeakKeyDictionary[nn.Module, weakref.ref[IdChannel]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ class IdChannel:
         Optimizer steps that train on one batch of the plan; more than 1 only where completions are used again.
     follower
         Who follows the trainer's completions; None where it generates none.
+    release
+        Makes the organizer leave for that of another trainer, where there is one.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -121,6 +124,7 @@ class IdChannel:
         self.scalars = StepScalars()
         self.steps_per_batch = 1
         self.follower: CompletionFollower | None = None
+        self.release: Callable[[], None] | None = None
         self._ids: NDArray[np.int64] | None = None
         self._last: BatchIds | None = None
         self._subscribers: list[Listener] = []
@@ -129,15 +133,17 @@ class IdChannel:
     @classmethod
     def of(cls, model: nn.Module) -> IdChannel:
         """Return the model's channel; the first call opens it."""
-        channel = _channels.get(model)
+        channel = cls.peek(model)
         if channel is None:
-            channel = _channels[model] = cls(model)
+            channel = cls(model)
+            _channels[model] = weakref.ref(channel)
         return channel
 
     @classmethod
     def peek(cls, model: nn.Module) -> IdChannel | None:
         """Return the model's channel where one is open."""
-        return _channels.get(model)
+        found = _channels.get(model)
+        return None if found is None else found()
 
     def name_positions(self, ids: NDArray[np.int64], source: str) -> None:
         """Give the id of each dataset position.
@@ -151,6 +157,10 @@ class IdChannel:
         """
         self._ids = ids
         self.source = source
+
+    def ids_of(self, count: int) -> NDArray[np.int64]:
+        """Return the sample id of each of so many dataset positions, shape ``(count,)``."""
+        return np.arange(count) if self._ids is None else self._ids
 
     def positions(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where samples stand in the training dataset; same shape.
@@ -197,7 +207,7 @@ class IdChannel:
 
     def _close(self) -> None:
         self._hook.remove()
-        for model in [m for m, channel in _channels.items() if channel is self]:
+        for model in [model for model, channel in _channels.items() if channel() is self]:
             del _channels[model]
 
     def install(self, loader: Any) -> None:

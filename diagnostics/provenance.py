@@ -17,6 +17,7 @@ from diagnostics.compat import checkpointing_name
 from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.signals import WeightTap
+from sdo.checkpoints import dataset_digest
 
 _GENERATION = (
     "num_generations",
@@ -99,7 +100,7 @@ def describe_run(
         },
         "dataset": {
             "rows": len(dataset),
-            "fingerprint": getattr(dataset, "_fingerprint", None),
+            "fingerprint": dataset_digest(dataset, channel.ids_of(len(dataset))),
             "sample_id": channel.source,
         },
         "evaluations": _describe_evaluations(channel),

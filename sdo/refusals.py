@@ -15,6 +15,9 @@ from sdo.errors import InputError
 from sdo.grpo import GenerationLayout
 from sdo.organizer import Organizer
 
+RETIRED = "organizer_was_detached"
+"""Marks what stands in a trainer for its sampler since another trainer's organizer took over its model."""
+
 
 def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id") -> list[str]:
     """Return every reason why :func:`attach` would refuse, each with its remedy; nothing is changed.
@@ -39,7 +42,8 @@ def trainer_refusals(trainer: Any) -> Iterator[str]:
     if not isinstance(trainer, Trainer):
         yield f"attach got a {type(trainer).__name__}; expected a transformers or TRL trainer"
         return
-    if "_get_train_sampler" in vars(trainer):
+    replaced = vars(trainer).get("_get_train_sampler")
+    if replaced is not None and not hasattr(replaced, RETIRED):
         yield (
             "this trainer already has an organizer or another replaced sampler; expected none; "
             "mend: call detach() on the handle of the first attach"

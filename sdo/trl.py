@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -23,7 +24,7 @@ from sdo.errors import InputError
 from sdo.grpo import CompletionCount, GenerationLayout, GenerationSampler, continue_generation
 from sdo.organizer import Organizer
 from sdo.plan import Plan, describe_difference
-from sdo.refusals import batch_samples, dataset_ids_of, trainer_refusals
+from sdo.refusals import RETIRED, batch_samples, dataset_ids_of, trainer_refusals
 from sdo.sampler import OrganizedSampler, process_share
 
 _STATE = "OrganizerCallback"
@@ -55,6 +56,12 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     ------
     InputError
         If trainer, dataset and embeddings do not fit together; nothing has changed then.
+
+    Warns
+    -----
+    UserWarning
+        If another trainer of the same model had an organizer, as where a notebook's cell is run again: that one is
+        detached, and its trainer refuses to train until it is given one again.
 
     Notes
     -----
@@ -95,13 +102,12 @@ class Handle:
             self.sampler = OrganizedSampler(plan, positions, trainer_epoch=self._trainer_epoch)
         else:
             self.sampler = GenerationSampler(plan, positions, layout=layout, trainer_epoch=self._trainer_epoch)
+        earlier = IdChannel.peek(trainer.model)
+        if earlier is not None and earlier.release is not None:
+            earlier.release()
         self._channel = IdChannel.of(trainer.model)
-        if self._channel.plan is not None:
-            raise InputError(
-                "this model already trains under an organizer; expected one at a time; "
-                "mend: call detach() on the handle of the first attach"
-            )
         self._channel.plan = plan
+        self._channel.release = self._retire
         self._channel.steps_per_batch = 1 if layout is None else layout.optimizer_steps
         self._channel.name_positions(dataset_ids, source)
         content = dataset_digest(trainer.train_dataset, dataset_ids)
@@ -125,12 +131,31 @@ class Handle:
         del self._trainer._get_train_sampler
         self._trainer.remove_callback(self._callback)
         self._log.detach()
-        self._channel.plan = self._channel.trained = None
+        self._channel.plan = self._channel.trained = self._channel.release = None
         self._channel.steps_per_batch = 1
         self._channel.unsubscribe(self._callback.note_ids)
         if self._follower is not None:
             self._follower.detach()
         self._trainer = None
+
+    def _retire(self) -> None:
+        """Leave the model to another trainer's organizer; this one's trainer must not go on without its own."""
+        trainer = self._trainer
+        self.detach()
+
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise InputError(
+                "another trainer's organizer has taken over this trainer's model; expected one at a time; "
+                "mend: attach an organizer to this trainer again"
+            )
+
+        refuse.__dict__[RETIRED] = True
+        if trainer is not None:
+            trainer._get_train_sampler = refuse
+        warnings.warn(
+            "the organizer of an earlier trainer of this model was detached: a model trains under one at a time",
+            stacklevel=4,
+        )
 
     def _trainer_epoch(self) -> int:
         # From global_step and not from set_epoch, which does not always arrive when training resumes mid-epoch.

@@ -149,9 +149,15 @@ def _sentence(name: str, one: RunLocality) -> str:
     for signal, of in one.signals.items():
         for words, found in (("of batches", of.series), ("between steps", of.matrix)):
             if found is not None and found.p is not None:
-                linked = "associated" if found.p < 0.05 else "not shown to be associated"
-                told.append(f"{signal} {words} is {linked} with embeddings (p = {found.p:.3f})")
-    return f"{name}: {'; '.join(told) or 'too few steps for a test'}. A p speaks of this run alone."
+                way = "negatively" if (found.value or 0.0) < 0 else "positively"
+                linked = f"{way} associated" if found.p < 0.05 else "not shown to be associated"
+                told.append(f"{signal} {words} is {linked} with embeddings ({_sign(found.value)}p = {found.p:.3f})")
+    several = f" None of these {len(told)} p-values is adjusted for the others." if len(told) > 1 else ""
+    return f"{name}: {'; '.join(told) or 'too few steps for a test'}. A p speaks of this run alone.{several}"
+
+
+def _sign(value: float | None) -> str:
+    return "" if value is None else f"r = {value:+.2f}, ".replace("-", "−")
 
 
 _WORDS = (

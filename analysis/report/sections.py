@@ -322,7 +322,9 @@ def _facts(run: Run) -> dict[str, str]:
         if model.get("parameters")
         else "",
         "parameter of weight": str(weights.get("parameter") or ""),
-        "dataset": f"{dataset.get('rows', '?')} rows, fingerprint {dataset.get('fingerprint')}" if dataset else "",
+        "dataset": f"{dataset.get('rows', '?')} rows, fingerprint {str(dataset.get('fingerprint') or 'unknown')[:16]}"
+        if dataset
+        else "",
         "trainer": ", ".join(f"{key}={value}" for key, value in trainer.items()),
         "seeds": ", ".join(f"{key}={value}" for key, value in seeds.items()),
         "versions": ", ".join(f"{k} {v}" for k in _VERSIONS if (v := (info.get("versions") or {}).get(k))),

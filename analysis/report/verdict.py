@@ -87,7 +87,10 @@ def _settings(material: Material) -> list[str]:
         trainer, organizer = info.get("trainer") or {}, info.get("organizer") or {}
         entry = {f"trainer {key}": value for key, value in trainer.items()}
         entry |= {"model class": model.get("class"), "parameters": model.get("parameters")}
-        entry |= {"trained parameters": model.get("trainable_parameters"), "dataset": dataset.get("fingerprint")}
+        entry |= {
+            "trained parameters": model.get("trainable_parameters"),
+            "dataset": str(dataset.get("fingerprint") or "unknown")[:16],
+        }
         return entry | {"batch size": organizer.get("batch_size")}
 
     all_facts = {name: facts(run.info) for name, run in material.runs.items()}

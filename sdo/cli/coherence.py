@@ -26,7 +26,7 @@ WORDS = (
 MATRIX_STEPS = 16_384  # up to here the matrix of all pairs of steps, at most 1 GiB, is written
 _HEADINGS = (
     *("run", "signal", "steps", "undefined", "step coherence", "next step", "shared sample", "none shared"),
-    *("batch coherence", "recorder", "sketch rmse", "within-batch cosine"),
+    *("batch coherence", "steps of it", "recorder", "sketch rmse", "within-batch cosine"),
 )
 
 
@@ -139,7 +139,13 @@ class _Report:
             # Micro-batches agree more than samples do, whatever the data: the legend must tell them apart.
             series = {f"{name}, {between[name]}": one for name, one in series.items()}
         of = " or ".join(kinds)
-        if any(one.defined.any() for one in series.values()) or not series:
+        most = max((int(one.defined.sum()) for one in series.values()), default=0)
+        if most == 1:
+            print(
+                f"no picture of batch coherence, {signal}: it is known at one step alone; the recorder's "
+                "sample_every=N records single samples at every N-th step (10 by default)"
+            )
+        elif most or not series:
             self.parts.attempt(f"batch-coherence-{signal}.png", lambda: self._series(signal, series, of))
         else:
             print(
@@ -221,5 +227,6 @@ def _table(entries: list[dict[str, Any]]) -> str:
             share = number(entry.get("recorder_share"), "{:.1%}")
             error = number((values["sketch_check"] or {}).get("rmse"), "{:.4f}")
             alike = number(entry.get("within_batch_cosine"))
-            lines.append([entry["name"], signal, *counts, *coherence, number(batch.get("mean")), share, error, alike])
+            within = [number(batch.get("mean")), number(batch.get("steps"), "{}")]
+            lines.append([entry["name"], signal, *counts, *coherence, *within, share, error, alike])
     return aligned(lines, texts=2)

@@ -848,3 +848,18 @@ def test_a_dataset_of_any_map_style_is_recorded(kit, tmp_path):
     recorded.train()
     assert recorded.rows("steps")[0]["sample_ids"] == recorded.step_ids(0)
     assert recorded.info["dataset"]["fingerprint"] is None
+
+
+def test_a_dataset_is_known_by_its_content(kit, tmp_path):
+    """datasets' own fingerprint differs between two processes that prepare the same rows."""
+    case = kit.Case(trainer="right", max_steps=1)
+    found = {}
+    for name in ("one", "same", "other"):
+        recorded = kit.Recorded(tmp_path / name, case)
+        rows = recorded.trainer.train_dataset.to_list()
+        if name == "other":
+            rows[0], rows[1] = rows[1], rows[0]
+        recorded.trainer.train_dataset = Dataset.from_list(rows, split=name)
+        recorded.train()
+        found[name] = recorded.info["dataset"]["fingerprint"]
+    assert found["one"] == found["same"] != found["other"]

@@ -4,8 +4,10 @@ What the model was trained on is read off its embedding layer: sample i begins w
 does. So neither our ids nor our hooks take part in proving what they claim.
 """
 
+import gc
 import json
 import shutil
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -603,16 +605,35 @@ def test_attaching_twice_is_refused_until_detached(make):
     assert trainer.probe.batches == Uniform(N, seed=8).plan(2).batches(0, 14).tolist()
 
 
-def test_one_model_in_two_trainers_is_refused(make):
+def test_a_second_trainer_takes_a_model_over(make):
+    """A notebook's cell that is run again makes another trainer of the model that is there."""
     first = make()
     attach(first, sdo())
-    second = make(model=first.model)
-    before = traces(second)
-    with pytest.raises(InputError, match="this model already trains under an organizer"):
-        attach(second, sdo())
-    assert traces(second) == before
     first.train()
-    assert len(first.probe.batches) == 7
+    second = make(model=first.model)
+    with pytest.warns(UserWarning, match="organizer of an earlier trainer of this model was detached"):
+        handle = attach(second, Uniform(N, seed=8))
+    with pytest.raises(InputError, match=r"another trainer's organizer has taken over.*attach an organizer"):
+        first.train()
+    second.train()
+    assert second.probe.batches == Uniform(N, seed=8).plan(2).batches(0, 7).tolist()
+    with pytest.warns(UserWarning, match="earlier trainer"):
+        attach(first, sdo()).detach()
+    assert "_get_train_sampler" not in vars(first)
+    assert first.model not in _channels
+    handle.detach()
+    assert "_get_train_sampler" in vars(second)  # refuses since the first took the model back
+
+
+def test_a_model_that_nobody_holds_is_let_go(make):
+    """Neither the organizer nor a recorder keeps a model and its trainer alive."""
+    trainer = make()
+    handle = attach(trainer, sdo())
+    trainer.train()
+    model = weakref.ref(trainer.model)
+    del trainer, handle
+    gc.collect()
+    assert model() is None
 
 
 @pytest.mark.parametrize("change", [("per_device_train_batch_size", 3), ("gradient_accumulation_steps", 2)])
