@@ -5,6 +5,7 @@ The layout is written by ``diagnostics`` and described in the README; this modul
 
 from __future__ import annotations
 
+import difflib
 import heapq
 import json
 import os
@@ -95,7 +96,9 @@ class Run:
         """
         folder = Path(path)
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder; expected a run folder as GradientRecorder writes it")
+            raise InputError(
+                f"{folder} is not a folder; {_like(folder)}expected a run folder as GradientRecorder writes it"
+            )
         file = folder / "run.json"
         if not file.is_file():
             raise InputError(f"{folder} is not a run folder: it has no run.json")
@@ -286,3 +289,10 @@ def _read(file: Path, columns: list[str], kind: str | None = None) -> pa.Table:
     if not batches:
         return pa.schema([schema.field(name) for name in columns]).empty_table()
     return pa.Table.from_batches(batches)
+
+
+def _like(folder: Path) -> str:
+    """Name a folder beside a missing one whose name is close."""
+    beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+    close = difflib.get_close_matches(folder.name, beside, n=1)
+    return f"did you mean {folder.parent / close[0]}? " if close else ""

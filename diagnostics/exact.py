@@ -95,6 +95,7 @@ class SketchCheck:
     Examples
     --------
     >>> import torch
+    >>> from diagnostics.sketch import GradientSketch
     >>> check, sketcher = SketchCheck(max_copies=2), GradientSketch((4,))
     >>> for step in range(2):
     ...     grad = torch.ones(4) * (step + 1)

@@ -130,7 +130,8 @@ def dataset_ids_of(trainer: Any, organizer: Organizer, id_column: str) -> tuple[
             f"{id_column!r} to tell which belongs to which; expected as many; "
             + (remedy if n_samples > n_rows else "mend: embed the dataset that is trained on")
         )
-    return np.arange(n_rows), "position in the training dataset"
+    assumed = "" if organizer.embeddings is None else ", whose order is taken to be that of the embeddings"
+    return np.arange(n_rows), f"position in the training dataset{assumed}"
 
 
 def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -> tuple[NDArray[np.int64], str]:

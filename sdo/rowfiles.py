@@ -84,7 +84,9 @@ def require_columns(columns: Sequence[str], there: Sequence[str], where: str) ->
     """Refuse a table that lacks one of the columns, naming those that it has."""
     missing = [column for column in columns if column not in there]
     if missing:
-        raise InputError(f"{where}: no column {missing[0]!r}; columns there: {', '.join(map(repr, there)) or 'none'}")
+        present = ", ".join(map(repr, there)) or "none"
+        wanted = f"; expected {', '.join(map(repr, columns))}" if len(columns) > 1 else ""
+        raise InputError(f"{where}: no column {missing[0]!r}; columns there: {present}{wanted}")
 
 
 def whole_numbers(ids: list[str]) -> list[Any]:

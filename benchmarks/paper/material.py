@@ -224,6 +224,8 @@ def _dataset(rows: Sequence[Mapping[str, str]]) -> Any:
 def gsm8k(folder: Path, shared: Path, *, train: int, held_out: int, longest: int | None = None) -> dict[str, Any]:
     """Take GSM8K's first questions with their MiniLM embeddings, and SmolLM2-135M-Instruct.
 
+    Answers begin with a space, so that they also fit a model without a chat template.
+
     Parameters
     ----------
     train, held_out

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from sdo.cli.typed import suggest
 from sdo.errors import InputError
 
 # In the order in which a user meets them. Each module has add_parser(subparsers), which sets `run` as default.
@@ -53,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0 when all worked, 1 when a part of the output failed, 2 for wrong input.
     """
-    prefix = "sdo"
+    words = list(sys.argv[1:] if argv is None else argv)
+    prefix = f"sdo {words[0]}" if words and words[0] in COMMANDS else "sdo"
     try:
         parser = build_parser()
-        args, rest = parser.parse_known_args(argv)
+        args, rest = parser.parse_known_args(words)
         if args.command is None:
             if rest:
                 raise InputError(f"unexpected argument {rest[0]!r}; expected a command: {', '.join(COMMANDS)}")
@@ -65,7 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prefix = f"sdo {args.command}"
         # Training commands hand what they do not know to TRL's own options, which check it.
         if rest and not getattr(args, "takes_overrides", False):
-            raise InputError(f"unexpected argument {rest[0]!r}; see sdo {args.command} --help")
+            known = _options(parser, args.command)
+            raise InputError(
+                f"unexpected argument {rest[0]!r}; {suggest(rest[0], known)}its options are {', '.join(known)}; "
+                f"see sdo {args.command} --help"
+            )
         args.overrides = rest
         status: int = args.run(args)
     except InputError as error:
@@ -78,6 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{prefix}: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _options(parser: argparse.ArgumentParser, command: str) -> list[str]:
+    """The long options of a command."""
+    found = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    strings = found.choices[command]._option_string_actions
+    return [option for option in strings if option.startswith("--") and option != "--help"]
 
 
 if __name__ == "__main__":

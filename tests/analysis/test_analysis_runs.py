@@ -179,6 +179,12 @@ def test_tables_are_whole_sorted_and_typed_even_when_empty(make_run):
 def test_wrong_folders_are_refused(tmp_path, make_run):
     with pytest.raises(InputError, match="is not a folder"):
         Run.open(tmp_path / "missing")
+    (tmp_path / "uniform").mkdir()
+    (tmp_path / "uniformity").write_text("not a folder")
+    with pytest.raises(InputError, match=r"unifrm is not a folder; did you mean \S+/uniform\?"):
+        Run.open(tmp_path / "unifrm")
+    with pytest.raises(InputError, match="is not a folder; expected a run folder"):
+        Run.open(tmp_path / "nowhere" / "unifrm")
     with pytest.raises(InputError, match=r"no run\.json"):
         Run.open(tmp_path)
     writer = make_run()

@@ -18,6 +18,9 @@ def test_no_command_shows_the_commands(capsys):
         assert command in shown
 
 
+PLAN = ["plan", "--embeddings", "E.npy", "--batch-size", "8", "--out", "P.parquet"]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -25,6 +28,9 @@ def test_no_command_shows_the_commands(capsys):
         (["--nonsense"], "--nonsense"),
         (["coherence", "--nonsense", "run", "--out", "x"], "unexpected argument '--nonsense'"),
         (["embed", "--nonsense"], "see sdo embed --help"),
+        ([*PLAN, "--neighbours", "4"], "its options are --embeddings, "),
+        ([*PLAN, "--delta_tau", "4"], "did you mean '--delta-tau'? its options are"),
+        (["probe", "--model", "m"], "sdo probe: the following arguments are required"),
         (["sft", "--nonsense", "1"], "unknown key 'nonsense'"),
         (["sft", "nonsense"], "unexpected argument 'nonsense'"),
     ],
@@ -37,7 +43,7 @@ def test_what_nobody_knows_is_one_line(capsys, tmp_path, monkeypatch, argv, mess
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
-    assert line.startswith("sdo")
+    assert line.startswith(f"sdo {argv[0]}: " if argv[0] in COMMANDS else "sdo: ")
     assert message in line
     assert list(tmp_path.iterdir()) == []
 
