@@ -107,11 +107,11 @@ def _measured(setting: Setting, cells: Sequence[Result], docs: Path) -> tuple[st
         f"{batch // per_sample} samples"
         + (f" with {per_sample} completions each" if per_sample > 1 else "")
         + f"; learning rate {run['learning_rate']:g}; embeddings: {about['encoder']}. "
-        f"{len(cells)} cells, {'at least ' if any(cell.get('resumed') for cell in cells) else ''}"
+        f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, {'at least ' if any(cell.get('resumed') for cell in cells) else ''}"
         f"{sum(cell['training_seconds'] for cell in cells) / 3600:.1f} hours of training, evaluations included."
     )
     if any(cell.get("answers_alone") for cell in cells):
-        facts += " Loss and gradients are TRL's of a GPU: its head scored the trained positions alone."
+        facts += " TRL's head scored the trained positions alone, as it does on a GPU."
     told = [f"{setting.title}. {facts}", *([setting.note] if setting.note else [])]
     return "\n\n".join([f"### {setting.label}", *told, *shown, markdown(setting, cells)]), pictures
 
