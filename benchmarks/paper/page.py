@@ -100,6 +100,8 @@ def _measured(setting: Setting, cells: Sequence[Result], docs: Path) -> tuple[st
         pictures.append(differences)
         shown.append(f"![Differences of all arms to uniform]({differences.name})")
     about = cells[0]["material"]
+    hours = sum(cell["training_seconds"] for cell in cells) / 3600
+    least = "at least " if any(cell.get("resumed") for cell in cells) else ""  # a cell's last stretch alone is known
     batch = int(run["per_device_train_batch_size"]) * int(run.get("gradient_accumulation_steps", 1))
     per_sample = int(run.get("num_generations", 1))
     facts = (
@@ -107,8 +109,8 @@ def _measured(setting: Setting, cells: Sequence[Result], docs: Path) -> tuple[st
         f"{batch // per_sample} samples"
         + (f" with {per_sample} completions each" if per_sample > 1 else "")
         + f"; learning rate {run['learning_rate']:g}; embeddings: {about['encoder']}. "
-        f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, {'at least ' if any(cell.get('resumed') for cell in cells) else ''}"
-        f"{sum(cell['training_seconds'] for cell in cells) / 3600:.1f} hours of training, evaluations included."
+        f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}, {least}{hours:.1f} hours of "
+        "training, evaluations included."
     )
     if any(cell.get("answers_alone") for cell in cells):
         facts += " TRL's head scored the trained positions alone, as it does on a GPU."
