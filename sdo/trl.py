@@ -149,7 +149,7 @@ class Handle:
                 "mend: attach an organizer to this trainer again"
             )
 
-        refuse.__dict__[RETIRED] = True
+        setattr(refuse, RETIRED, True)
         if trainer is not None:
             trainer._get_train_sampler = refuse
         warnings.warn(
