@@ -5,7 +5,6 @@ The layout is written by ``diagnostics`` and described in the README; this modul
 
 from __future__ import annotations
 
-import difflib
 import heapq
 import json
 import os
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 
 from analysis.gradient_rows import GradientRows, concatenate, merge_ranks, rank_of, rows_of, sketches_of
 from analysis.mapped import let_go, zeros
-from sdo.errors import InputError
+from sdo.errors import InputError, suggest
 
 FORMAT = "sdo-run"
 FORMAT_VERSION = 1
@@ -96,9 +95,9 @@ class Run:
         """
         folder = Path(path)
         if not folder.is_dir():
-            raise InputError(
-                f"{folder} is not a folder; {_like(folder)}expected a run folder as GradientRecorder writes it"
-            )
+            beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+            meant = suggest(folder.name, beside, folder=folder.parent)
+            raise InputError(f"{folder} is not a folder; {meant}expected a run folder as GradientRecorder writes it")
         file = folder / "run.json"
         if not file.is_file():
             raise InputError(f"{folder} is not a run folder: it has no run.json")
@@ -289,10 +288,3 @@ def _read(file: Path, columns: list[str], kind: str | None = None) -> pa.Table:
     if not batches:
         return pa.schema([schema.field(name) for name in columns]).empty_table()
     return pa.Table.from_batches(batches)
-
-
-def _like(folder: Path) -> str:
-    """Name a folder beside a missing one whose name is close."""
-    beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
-    close = difflib.get_close_matches(folder.name, beside, n=1)
-    return f"did you mean {folder.parent / close[0]}? " if close else ""

@@ -113,8 +113,10 @@ class IdChannel:
         Optimizer steps that train on one batch of the plan; more than 1 only where completions are used again.
     follower
         Who follows the trainer's completions; None where it generates none.
+    trainer
+        The trainer whose organizer this is, or None.
     release
-        Makes the organizer leave for that of another trainer, where there is one.
+        Makes that organizer leave the model to another trainer.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -124,6 +126,7 @@ class IdChannel:
         self.scalars = StepScalars()
         self.steps_per_batch = 1
         self.follower: CompletionFollower | None = None
+        self.trainer: Any = None
         self.release: Callable[[], None] | None = None
         self._ids: NDArray[np.int64] | None = None
         self._last: BatchIds | None = None
@@ -144,6 +147,18 @@ class IdChannel:
         """Return the model's channel where one is open."""
         found = _channels.get(model)
         return None if found is None else found()
+
+    @classmethod
+    def taken_by(cls, model: nn.Module, state: Any) -> IdChannel:
+        """Return the model's channel for the trainer that has this state; another one's organizer leaves first."""
+        earlier = cls.peek(model)
+        if earlier is not None and earlier.is_of_another(state) and earlier.release is not None:
+            earlier.release()
+        return cls.of(model)
+
+    def is_of_another(self, state: Any) -> bool:
+        """Whether an organizer has the model, and not that of the trainer with this state (arguments may be shared)."""
+        return self.trainer is not None and self.trainer.state is not state
 
     def name_positions(self, ids: NDArray[np.int64], source: str) -> None:
         """Give the id of each dataset position.

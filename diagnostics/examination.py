@@ -47,7 +47,8 @@ def doctor(trainer: Any, *, rows: int = 2, resume: bool = False) -> Diagnosis:
     Raises
     ------
     InputError
-        If ``trainer`` is no trainer or ``rows`` is out of range. What a run would refuse is in ``diagnosis.refused``.
+        If ``trainer`` is no trainer, another one's organizer has its model or ``rows`` is out of range. What a run
+        would refuse is in ``diagnosis.refused``.
 
     Notes
     -----
@@ -62,6 +63,11 @@ def doctor(trainer: Any, *, rows: int = 2, resume: bool = False) -> Diagnosis:
     recorders = [c for c in trainer.callback_handler.callbacks if isinstance(c, GradientRecorder)]
     recorder = recorders[0] if recorders else GradientRecorder("run")
     channel = IdChannel.peek(model)
+    if channel is not None and channel.is_of_another(trainer.state):
+        raise InputError(
+            "another trainer's organizer has this trainer's model; expected one at a time; mend: detach that one, or "
+            "attach an organizer to this trainer"
+        )
     examination = _Examination(trainer, recorder, None if channel is None else channel.plan)
     if recorders and not resume:
         examination.attempt(lambda: check_free(recorder.out))

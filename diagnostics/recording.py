@@ -54,9 +54,10 @@ class Recording:
         kind: TrainerKind,
         args: Any,
         model: nn.Module,
-        first_step: int,
+        state: Any,
         processes: Processes,
     ) -> None:
+        first_step: int = state.global_step
         self._options = options
         self._kind = kind
         self._processes = processes
@@ -84,7 +85,7 @@ class Recording:
         if "head_only" in wanted:
             self._head = HeadTap.of(model, k, *shared, kind=kind, args=args, every=options.sample_every)
         self._device = next(model.parameters()).device
-        self._channel = IdChannel.of(model)
+        self._channel = IdChannel.taken_by(model, state)
         self._plan = self._channel.plan
         self._follower: CompletionFollower | None = None
         self._losses: list[torch.Tensor] = []  # of the step's micro-batches, where the trainer's own loss is written
@@ -142,7 +143,7 @@ class Recording:
         """Refuse what cannot be recorded, and find what can."""
         kind = check_launch(type(args), args)
         require_positions(getattr(loader, "dataset", None))
-        return cls(options, kind, args, model, state.global_step, processes)
+        return cls(options, kind, args, model, state, processes)
 
     @property
     def _taps(self) -> dict[str, Tap]:

@@ -1,6 +1,11 @@
-"""Errors that users meet: the one exception for wrong input, and which package is missing."""
+"""Errors that users meet: the one exception for wrong input, what may have been meant, and which package is missing."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 
 class InputError(ValueError):
@@ -21,3 +26,28 @@ def absent_package(error: BaseException | None) -> str:
             name = error.name.partition(".")[0]
         error = error.__cause__ or error.__context__
     return name
+
+
+def suggest(name: str, known: Iterable[Any], *, folder: Path | None = None) -> str:
+    """Return a question that begins a remedy, where a known name is close to the one given, else ``""``.
+
+    Parameters
+    ----------
+    name
+        What came.
+    known
+        What would have been right.
+    folder
+        Where these are; the name is then shown as a path.
+
+    Examples
+    --------
+    >>> suggest("delta_tao", ["k", "delta_tau"])
+    "did you mean 'delta_tau'? "
+    >>> suggest("batch", ["k", "delta_tau"])
+    ''
+    """
+    close = difflib.get_close_matches(name, [str(each) for each in known], n=1)
+    if not close:
+        return ""
+    return f"did you mean {repr(close[0]) if folder is None else folder / close[0]}? "

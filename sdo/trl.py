@@ -102,12 +102,8 @@ class Handle:
             self.sampler = OrganizedSampler(plan, positions, trainer_epoch=self._trainer_epoch)
         else:
             self.sampler = GenerationSampler(plan, positions, layout=layout, trainer_epoch=self._trainer_epoch)
-        earlier = IdChannel.peek(trainer.model)
-        if earlier is not None and earlier.release is not None:
-            earlier.release()
-        self._channel = IdChannel.of(trainer.model)
-        self._channel.plan = plan
-        self._channel.release = self._retire
+        self._channel = IdChannel.taken_by(trainer.model, trainer.state)
+        self._channel.plan, self._channel.trainer, self._channel.release = plan, trainer, self._retire
         self._channel.steps_per_batch = 1 if layout is None else layout.optimizer_steps
         self._channel.name_positions(dataset_ids, source)
         content = dataset_digest(trainer.train_dataset, dataset_ids)
@@ -131,7 +127,7 @@ class Handle:
         del self._trainer._get_train_sampler
         self._trainer.remove_callback(self._callback)
         self._log.detach()
-        self._channel.plan = self._channel.trained = self._channel.release = None
+        self._channel.plan = self._channel.trained = self._channel.trainer = self._channel.release = None
         self._channel.steps_per_batch = 1
         self._channel.unsubscribe(self._callback.note_ids)
         if self._follower is not None:

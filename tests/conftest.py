@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -61,6 +63,24 @@ def tiny_bert(tmp_path_factory) -> Path:
         BertModel(config).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=32, **special).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def quiet_datasets() -> Iterator[None]:
+    """No progress bars of the datasets library."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A tokenizer for trainers whose datasets are tokenised already: 300 words, an end token of 1, padding of 0."""
+    pytest.importorskip("transformers")
+    from sdo.tinymodel import build
+
+    return build(["ab 12"], seed=0, hidden=16, layers=1, vocab=300)[1]
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_type_hints
 
-from sdo.cli.typed import NO_MATCH, convert, described, shown, suggest, wanted
+from sdo.cli.typed import NO_MATCH, convert, described, shown, wanted
 from sdo.cli.yaml12 import Located, parse_value, parse_yaml
-from sdo.errors import InputError
+from sdo.errors import InputError, suggest
 
 SECTIONS = ("organizer", "recorder")
 

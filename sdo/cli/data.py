@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sdo.cli.typed import suggest
-from sdo.errors import InputError
+from sdo.errors import InputError, suggest
 from sdo.sources import load_split, locate
 
 _SLICE = re.compile(r"(?P<split>[\w.-]+)\[(?P<start>\d*):(?P<stop>\d*)\]")

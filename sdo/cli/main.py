@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sdo.cli.typed import suggest
-from sdo.errors import InputError
+from sdo.errors import InputError, suggest
 
 # In the order in which a user meets them. Each module has add_parser(subparsers), which sets `run` as default.
 COMMANDS = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import types
-from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
+
+from sdo.errors import suggest
 
 _LISTED = 8  # choices named in a message
 NO_MATCH = object()  # None is a value
@@ -131,9 +131,3 @@ def shown(value: Any) -> str:
     name = "null" if value is None else type(value).__name__
     shown = "nothing" if value is None else repr(value)
     return f"{shown if len(shown) <= 60 else shown[:57] + '...'} ({'dict' if name == 'Located' else name})"
-
-
-def suggest(key: str, known: Iterable[Any]) -> str:
-    """Return "did you mean 'x'? " when a known name is close."""
-    close = difflib.get_close_matches(key, [str(name) for name in known], n=1)
-    return f"did you mean {close[0]!r}? " if close else ""

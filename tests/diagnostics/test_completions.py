@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("trl")
 
-import datasets
 import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer, RLOOTrainer
@@ -18,25 +17,13 @@ from diagnostics import GradientRecorder, doctor
 from diagnostics.batch_ids import IdChannel, _channels
 from diagnostics.completions import follow_completions, tied_rewards
 from sdo import SDO, InputError, Uniform, attach
-from sdo.tinymodel import build
 from tests.generation import MATRIX, N, Watch, dataset, make, odd_length
 from tests.llama import tiny_llama
 
 pytestmark = [
+    pytest.mark.usefixtures("quiet_datasets"),
     pytest.mark.filterwarnings("ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet():
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build(["ab 12"], seed=0, hidden=16, layers=1, vocab=300)[1]
 
 
 def table(folder, name):

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("trl")
 
-import datasets
 import torch
 from trl import RLOOTrainer
 from trl.trainer.utils import RepeatSampler
@@ -17,7 +16,6 @@ from trl.trainer.utils import RepeatSampler
 from sdo import SDO, InputError, Uniform, attach
 from sdo.grpo import CompletionCount, GenerationLayout, GenerationSampler
 from sdo.refusals import refusals
-from sdo.tinymodel import build
 from tests.generation import LETTERS, MATRIX, N, Watch, dataset, make, odd_length
 
 # per device, accumulation, generations, steps per generation, iterations
@@ -30,21 +28,10 @@ GRID = [
 ]
 
 pytestmark = [
+    pytest.mark.usefixtures("quiet_datasets"),
     # `resume_from_checkpoint` loads torch's own files; the notice is transformers' and not ours.
     pytest.mark.filterwarnings("ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet():
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build(["ab 12"], seed=0, hidden=16, layers=1, vocab=300)[1]
 
 
 def by_generation_batch(steps, each):

@@ -26,11 +26,10 @@ from torch.utils.data import RandomSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
-from diagnostics import GradientRecorder
+from diagnostics import GradientRecorder, doctor
 from diagnostics.batch_ids import _channels
 from sdo import SDO, Embeddings, InputError, OrganizedSampler, Uniform, attach
 from sdo.refusals import refusals
-from sdo.tinymodel import build
 from tests.llama import tiny_llama
 
 N, FIRST = 22, 20
@@ -38,24 +37,13 @@ ROWS = [[FIRST + i] + [5 + (3 * i + j) % 11 for j in range(2 + i % 4)] for i in 
 MATRIX = np.random.default_rng(0).standard_normal((N, 6))
 STATE = "OrganizerCallback"
 
-pytestmark = pytest.mark.filterwarnings(
+pytestmark = [
+    pytest.mark.usefixtures("quiet_datasets"),
     # `resume_from_checkpoint` loads torch's own files; the notice is transformers' and not ours.
-    "ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning",
+    pytest.mark.filterwarnings("ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning"),
     # transformers 5.0 minds checkpoints that are written within a moment.
-    "ignore:mtime may not be reliable:UserWarning",
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet():
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return build(["ab 12"], seed=0, hidden=16, layers=1, vocab=300)[1]
+    pytest.mark.filterwarnings("ignore:mtime may not be reliable:UserWarning"),
+]
 
 
 def dataset(ids=range(N), **columns):
@@ -623,6 +611,28 @@ def test_a_second_trainer_takes_a_model_over(make):
     assert first.model not in _channels
     handle.detach()
     assert "_get_train_sampler" in vars(second)  # refuses since the first took the model back
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["own arguments", "the same arguments"])
+def test_a_recorder_alone_does_not_describe_the_plan_of_another_trainer(make, tmp_path, share):
+    """The baseline after the organised run, on the model that is there: no plan is its own, and ids are positions."""
+    first = make(rows=dataset(reversed(range(N))))
+    attach(first, sdo())
+    first.train()
+    second = make(rows=without_ids(), model=first.model)
+    if share:
+        second.args = first.args
+    with pytest.raises(InputError, match=r"another trainer's organizer has this trainer's model.*mend: detach"):
+        doctor(second)
+    assert "_get_train_sampler" in vars(first)  # doctor changed nothing
+    second.add_callback(GradientRecorder(tmp_path / "run", signals=("hidden",)))
+    with pytest.warns(UserWarning, match="organizer of an earlier trainer of this model was detached"):
+        second.train()
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["organizer"], info["dataset"]["sample_id"]) == (None, "position in the prepared dataset")
+    steps = pq.read_table(tmp_path / "run" / "steps").to_pylist()
+    assert [row["sample_ids"] for row in steps] == second.probe.batches
+    assert not (tmp_path / "run" / "exposure").exists()
 
 
 def test_a_model_that_nobody_holds_is_let_go(make):

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("trl")
 
-import datasets
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
@@ -69,17 +68,6 @@ def house(tmp_path_factory):
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
     np.save(folder / "E.npy", MATRIX)
     return folder
-
-
-@pytest.fixture
-def here(house, tmp_path, monkeypatch):
-    """A fresh working folder with the material in it, and a cache of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    shutil.copytree(house, tmp_path, dirs_exist_ok=True)
-    yield tmp_path
-    datasets.enable_progress_bars()
 
 
 @pytest.fixture(autouse=True)

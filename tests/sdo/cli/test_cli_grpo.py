@@ -1,7 +1,6 @@
 """`sdo grpo` end to end: a model folder, a JSON Lines file, a run file; what is on disk afterwards, or the one line."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import pytest
 
 pytest.importorskip("trl")
 
-import datasets
 from datasets import Dataset
 
 from sdo import SDO, InputError
@@ -60,16 +58,11 @@ def house(tmp_path_factory):
 
 
 @pytest.fixture
-def here(house, tmp_path, monkeypatch):
-    """A fresh working folder with the material in it, and a cache of its own."""
-    monkeypatch.chdir(tmp_path)
+def here(here, monkeypatch):
+    """The same, where a module of rewards of its own may be imported."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    shutil.copytree(house, tmp_path, dirs_exist_ok=True)
-    yield tmp_path
+    yield here
     sys.modules.pop("own_rewards", None)
-    datasets.enable_progress_bars()
 
 
 def grpo(*argv, command="grpo", **changes):

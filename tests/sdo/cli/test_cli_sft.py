@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("trl")
 
-import datasets
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
@@ -64,17 +63,6 @@ def write_rows(path, problems=PROBLEMS, **columns):
         for row, value in zip(rows, values, strict=True):
             row[name] = value
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.fixture
-def here(house, tmp_path, monkeypatch):
-    """A fresh working folder with the material in it, and a cache of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    shutil.copytree(house, tmp_path, dirs_exist_ok=True)
-    yield tmp_path
-    datasets.enable_progress_bars()
 
 
 def yaml_text(organizer=None, recorder=None, **changes):
