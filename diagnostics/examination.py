@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.recorder import GradientRecorder
 from diagnostics.runlog import check_free
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
+from diagnostics.taps import tap_makers
 from diagnostics.trial import MicroStep, run_micro_step, untouched
 from sdo.errors import InputError
 from sdo.figures import epoch_figures
@@ -106,14 +107,17 @@ class _Examination:
     def _tap(self, kind: TrainerKind) -> None:
         """Make the taps of the recorder's signals, as far as they exist."""
         model, recorder = self._trainer.model, self._recorder
-        k, shared = recorder.sketch_size, (lambda: (0, self._micros), _no_clock)
         self.attempt(lambda: kind.require(recorder.signals))
-        args, every = self._trainer.args, recorder.sample_every
-        makers: dict[str, Callable[[], Tap]] = {
-            "weight": lambda: WeightTap.of(model, recorder.weight, k, *shared),
-            "hidden": lambda: HiddenTap.of(model, k, *shared, sequences=kind.sequences),
-            "head_only": lambda: HeadTap.of(model, k, *shared, kind=kind, args=args, every=every),
-        }
+        makers = tap_makers(
+            model,
+            kind,
+            self._trainer.args,
+            weight=recorder.weight,
+            k=recorder.sketch_size,
+            every=recorder.sample_every,
+            current=lambda: (0, self._micros),
+            clock=contextlib.nullcontext,
+        )
         for signal in recorder.signals:
             tap = None if signal in kind.lacks else self.attempt(makers[signal])
             self._taps.update({signal: tap} if tap is not None else {})
@@ -239,16 +243,6 @@ class _Examination:
         micro_steps = schedule.steps * int(args.gradient_accumulation_steps)  # of each process
         generated: int = math.ceil(micro_steps / (args.steps_per_generation * args.num_iterations))
         return generated * int(args.generation_batch_size) * (1 + (functions if functions > 1 else 0))
-
-
-class _NoClock:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *args: object) -> None: ...
-
-
-def _no_clock() -> _NoClock:
-    return _NoClock()
 
 
 def _schedule(trainer: Any, loader: Any) -> _Schedule:

@@ -17,7 +17,6 @@ from torch import nn
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.completions import CompletionFollower, Rewards, follow_completions, trainer_needed
 from diagnostics.evaluations import HeldOut
-from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.logged_row import LoggedRow
@@ -27,9 +26,10 @@ from diagnostics.provenance import describe_run
 from diagnostics.resuming import require_same_run
 from diagnostics.runlog import RunLog, StepRow
 from diagnostics.scaling import loss_scale, update_was_skipped
-from diagnostics.signals import SILENT, HiddenTap, MicroBatch, Update, WeightTap
+from diagnostics.signals import MicroBatch, Update
 from diagnostics.step_rows import StepRows
 from diagnostics.step_total import StepTotal, total_step
+from diagnostics.taps import Taps, tap_makers
 from sdo.errors import InputError
 from sdo.plan import EpochPlan, Plan
 
@@ -76,14 +76,18 @@ class Recording:
         self._forward_hook: Any = None
         self.log: RunLog
         kind.require(options.signals)
-        # DDP takes the mean of what its processes found.
-        k, shared = options.sketch_size, (self._current, self._clock, 1 / processes.count)
-        wanted = options.signals
-        self._weight = WeightTap.of(model, options.weight, k, *shared) if "weight" in wanted else None
-        self._hidden = HiddenTap.of(model, k, *shared, sequences=kind.sequences) if "hidden" in wanted else None
-        self._head: HeadTap | None = None
-        if "head_only" in wanted:
-            self._head = HeadTap.of(model, k, *shared, kind=kind, args=args, every=options.sample_every)
+        makers = tap_makers(
+            model,
+            kind,
+            args,
+            weight=options.weight,
+            k=options.sketch_size,
+            every=options.sample_every,
+            current=lambda: (self._step, self._micros),
+            clock=self._clock,
+            share=1 / processes.count,  # DDP takes the mean of what its processes found
+        )
+        self._taps = Taps.of(makers, options.signals)
         self._device = next(model.parameters()).device
         self._channel = IdChannel.taken_by(model, state)
         self._plan = self._channel.plan
@@ -118,7 +122,7 @@ class Recording:
             if recording._kind.generates:
                 processes.together(lambda: recording._follow(options.trainer))
             run_id = uuid.UUID(bytes=bytes(processes.lists(list(uuid.uuid4().bytes))[0])).hex
-            about = describe_run(args, recording._kind, state, model, loader, recording._channel, recording._taps)
+            about = describe_run(args, recording._kind, state, model, loader, recording._channel, recording._taps.named)
             info = {"run_id": run_id, **about}
             again = state.global_step > 0 and (options.out / "run.json").exists()
             again = bool(processes.lists([again])[0][0])
@@ -131,8 +135,7 @@ class Recording:
         recording._channel.scalars.clear()
         recording._channel.subscribe(recording._begin_micro_batch)
         recording._channel.install(loader)
-        for tap in recording._taps.values():
-            tap.register()
+        recording._taps.register()
         recording._forward_hook = model.register_forward_hook(recording._after_forward, with_kwargs=True)
         return recording
 
@@ -146,20 +149,13 @@ class Recording:
         return cls(options, kind, args, model, state, processes)
 
     @property
-    def _taps(self) -> dict[str, Tap]:
-        """The taps of the signals that are recorded, by name."""
-        taps = {"weight": self._weight, "hidden": self._hidden, "head_only": self._head}
-        return {name: tap for name, tap in taps.items() if tap is not None}
-
-    @property
     def steps_done(self) -> int:
         """Number of updates so far."""
         return self._step + 1 if self._logged.waits else self._step
 
     def release(self) -> None:
         """Let go of the model; what was not flushed is lost."""
-        for tap in self._taps.values():
-            tap.remove()
+        self._taps.remove()
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
@@ -179,8 +175,8 @@ class Recording:
         self._step = step
         self._micros, self._losses = [], []
         self._update = None
-        if self._weight is not None:
-            self._weight.begin_step()
+        if self._taps.weight is not None:
+            self._taps.weight.begin_step()
         self._seconds_at_start = self._seconds
         self._step_started = time.perf_counter()
 
@@ -189,9 +185,9 @@ class Recording:
         with self._clock():
             self._loss_scale = loss_scale(optimizer)
             self._learning_rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
-            if self._weight is not None:
+            if self._taps.weight is not None:
                 # By now the gradient is unscaled.
-                self._update = self._weight.look_at_update(self._processes.leads)
+                self._update = self._taps.weight.look_at_update(self._processes.leads)
 
     def end_step(self, trainer_epoch: float, optimizer: Any, *, saving: bool) -> None:
         """Write the step's gradients and keep its row until the trainer has logged.
@@ -217,9 +213,7 @@ class Recording:
             total = total_step(
                 self._processes,
                 self._micros,
-                self._weight,
-                self._hidden,
-                self._head,
+                self._taps,
                 self._update,
                 self._loss_scale,
                 losses=None if self._follower is None else self._losses,
@@ -271,30 +265,18 @@ class Recording:
 
     def _write_gradients(self, total: StepTotal) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
-        step, micros = self._step, self._micros
-        rows = StepRows(step, micros, total, norm_state, self._processes)
-        if self._weight is not None:
-            for row, sketch in rows.weight():
-                self.log.add_gradient("weight", row, sketch)
-            if not total.same_direction and step == self._first_step:
-                warnings.warn(
-                    "the processes' gradients do not add up to the one that the optimizer was given, as under a "
-                    "communication hook that compresses them; rows of 'weight' hold their sum",
-                    stacklevel=2,
-                )
-        if self._hidden is not None:
-            for row, sketch in rows.hidden(self._hidden.sketch, with_samples=self._with_samples):
-                self.log.add_gradient("hidden", row, sketch)
-            if total.coherence is not None:
-                self._channel.scalars.add("batch_coherence", total.coherence)
-            if total.hidden is not None:
-                self._hidden.check_step(step, total.hidden)
-        if self._head is not None:
-            for row, sketch in rows.head_only(self._head.sketch, with_samples=self._head.with_samples(step)):
-                self.log.add_gradient("head_only", row, sketch)
-            self._head.check_step(step, micros)
-        checks = [tap.check for tap in self._taps.values() if tap.check is not None]
-        if checks and all(check.done for check in checks):
+        rows = StepRows(self._step, self._micros, total, norm_state, self._processes)
+        for signal, (row, sketch) in self._taps.rows(rows, with_samples=self._with_samples):
+            self.log.add_gradient(signal, row, sketch)
+        if not total.same_direction and self._step == self._first_step:
+            warnings.warn(
+                "the processes' gradients do not add up to the one that the optimizer was given, as under a "
+                "communication hook that compresses them; rows of 'weight' hold their sum",
+                stacklevel=2,
+            )
+        if total.coherence is not None:
+            self._channel.scalars.add("batch_coherence", total.coherence)
+        if self._taps.all_checked:
             self._write_checks()
 
     def _write_pending(self) -> None:
@@ -334,9 +316,7 @@ class Recording:
         """After the first step every signal must have fired; silence is never written as zeros."""
         if not self._micros:
             raise RuntimeError(f"step {self._step}: {no_ids_came()}")
-        for signal, tap in self._taps.items():
-            if not tap.fired(self._micros):
-                raise RuntimeError(f"signal {signal!r} did not fire in the first step: {SILENT[signal]}")
+        self._taps.require_fired(self._micros)
 
     # ------------------------------------------------------------------ completions
 
@@ -427,12 +407,8 @@ class Recording:
         self.log.add_exposure(organizer_epoch, ids, epoch.exposure, trained, np.isin(ids, epoch.pool))
 
     def _write_checks(self) -> None:
-        """Write how far sketched cosines were from exact ones, and let go of the gradients that were kept for it."""
-        checks = {}
-        for name, tap in self._taps.items():
-            if tap.check is not None:
-                checks[name] = tap.check.result()
-                tap.check = None
+        """Write how far sketched cosines were from exact ones."""
+        checks = self._taps.take_checks()
         if checks:
             self.log.update_info(sketch_check={**self.log.info.get("sketch_check", {}), **checks})
 
@@ -446,17 +422,12 @@ class Recording:
         out, step = self._options.out, self._first_step
         require_same_run(out, state, self._options, info["organizer"])
         self.log = RunLog.resume(out, step, info, rank=self._processes.rank)
-        for name, tap in self._taps.items():
-            if name in self.log.info.get("sketch_check", {}):
-                tap.check = None  # the first steps were checked before
+        self._taps.forget_checks(self.log.info.get("sketch_check", {}))  # the first steps were checked before
 
     def _wait_for_device(self) -> None:
         """Until the step's own work is done: what is read next would wait for it and count it as the recorder's."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-    def _current(self) -> tuple[int, list[MicroBatch]]:
-        return self._step, self._micros
 
     @contextmanager
     def _clock(self) -> Iterator[None]:

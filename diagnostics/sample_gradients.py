@@ -22,8 +22,9 @@ from diagnostics.batch_ids import IdChannel
 from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.launch import check_launch, no_ids_came, require_positions
-from diagnostics.signals import DEFAULT_SIGNALS, SILENT, HiddenTap, MicroBatch, WeightTap, find_decoder
+from diagnostics.signals import DEFAULT_SIGNALS, SILENT, MicroBatch, WeightTap, find_decoder
 from diagnostics.step_rows import make_row
+from diagnostics.taps import Taps, tap_makers
 from diagnostics.trial import fetch, forward_backward, listening, untouched
 from sdo.errors import InputError
 
@@ -142,8 +143,18 @@ def sample_gradients(
     _refuse(trainer, kind, signals)
     require_positions(trainer.train_dataset)
     micros: list[MicroBatch] = []
-    taps = _taps(trainer.model, kind, signals, weight, sketch_size, micros)
     model = trainer.model
+    makers = tap_makers(
+        model,
+        kind,
+        trainer.args,
+        weight=weight,
+        k=sketch_size,
+        every=0,
+        current=lambda: (0, micros),
+        clock=contextlib.nullcontext,
+    )
+    taps = Taps.of(makers, signals).named
     with untouched(trainer, checkpointing=False), needed_only(model, taps), listening(model, kind, micros):
         loader = trainer.get_train_dataloader()
         channel = IdChannel.of(model)
@@ -282,17 +293,3 @@ def _refuse(trainer: Any, kind: TrainerKind, signals: Sequence[str]) -> None:
         )
     if int(trainer.args.world_size) > 1:
         raise InputError(f"got {trainer.args.world_size} processes; expected one; mend: start without torchrun")
-
-
-def _taps(
-    model: nn.Module, kind: TrainerKind, signals: Sequence[str], weight: str | None, k: int, micros: list[MicroBatch]
-) -> dict[str, Tap]:
-    def current() -> tuple[int, list[MicroBatch]]:
-        return 0, micros
-
-    taps: dict[str, Tap] = {}
-    if "weight" in signals:
-        taps["weight"] = WeightTap.of(model, weight, k, current, contextlib.nullcontext)
-    if "hidden" in signals:
-        taps["hidden"] = HiddenTap.of(model, k, current, contextlib.nullcontext, sequences=kind.sequences)
-    return taps

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from diagnostics.head import HeadTap
 from diagnostics.processes import Processes
-from diagnostics.signals import HiddenTap, MicroBatch, Update, WeightTap
+from diagnostics.signals import MicroBatch, Update, WeightTap
+from diagnostics.taps import Taps
 
 # A clipped gradient is shorter than the raw one by more than rounding can explain.
 _CLIP_TOLERANCE = 1e-5
@@ -78,9 +78,7 @@ class StepTotal:
 def total_step(
     processes: Processes,
     micros: list[MicroBatch],
-    weight: WeightTap | None,
-    hidden: HiddenTap | None,
-    head: HeadTap | None,
+    taps: Taps,
     update: Update | None,
     loss_scale: float,
     *,
@@ -96,8 +94,8 @@ def total_step(
         Whose parts.
     micros
         The micro-batches of this one.
-    weight, hidden, head
-        The signals that are recorded.
+    taps
+        Of the signals that are recorded.
     update
         What :meth:`~diagnostics.signals.WeightTap.look_at_update` saw.
     loss_scale
@@ -110,6 +108,7 @@ def total_step(
     saving
         Whether this process is about to see a checkpoint written.
     """
+    weight, hidden, head = taps.weight, taps.hidden, taps.head
     ids, tokens, micro_batches = _decode(processes.lists(list(_encode(micros))))
     parts = _losses(micros) if losses is None else {"loss": _sum_of(losses), "unknown": torch.tensor(0)}
     apart = sum(not tied for micro in micros for tied in micro.tied)
