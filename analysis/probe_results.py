@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.jackknife import IntervalEstimate
-from analysis.probe import SMALLEST_CHANGE, ArmProbe, SignalProbe
+from analysis.probe import SMALLEST_CHANGE, SignalProbe
+from analysis.probe_batches import ArmProbe
 from analysis.probe_design import ProbeDesign
 from analysis.sample_pairs import BinnedMean
 

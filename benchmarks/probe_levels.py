@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.jackknife import IntervalEstimate
-from analysis.probe import ProbeRows, SignalProbe, probe_signal
+from analysis.probe import SignalProbe, probe_signal
+from analysis.probe_batches import ProbeRows
 from analysis.probe_design import ProbeDesign, design_probe
 from analysis.sample_pairs import mantel_test
 from benchmarks.locality_levels import BATCH, PAPER_N, Store, embeddings_here

@@ -151,7 +151,8 @@ def _take(args: argparse.Namespace) -> _Taken:
 
 
 def _analyse(args: argparse.Namespace, taken: _Taken) -> dict[str, SignalProbe]:
-    from analysis.probe import ProbeRows, probe_signal
+    from analysis.probe import probe_signal
+    from analysis.probe_batches import ProbeRows
 
     seed = int(taken.provenance["plan"]["options"]["seed"])
     found = {}

@@ -11,7 +11,8 @@ from scipy import stats
 
 from analysis import gradient_diversity, gram_matrix
 from analysis.jackknife import IntervalEstimate
-from analysis.probe import FEW_BATCHES, ProbeRows, decide, probe_signal
+from analysis.probe import decide, probe_signal
+from analysis.probe_batches import FEW_BATCHES, ProbeRows
 from analysis.probe_design import design_probe
 from analysis.probe_results import advice, design_entry, more_samples, notes, rule, signal_entry
 from sdo import SDO, Embeddings

@@ -3,7 +3,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis import save
-from analysis.probe import ProbeRows, probe_signal
+from analysis.probe import probe_signal
+from analysis.probe_batches import ProbeRows
 from analysis.probe_design import design_probe
 from analysis.probe_plots import probe_figure
 from sdo import SDO, Embeddings
