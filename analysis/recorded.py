@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from analysis.runs import Run
 from sdo.errors import InputError
 
+REWARD = "reward"  # and "reward/<function>" where there are several: of completions, at every step
+
 Recorded = tuple[NDArray[np.int64], list[NDArray[np.int64]], NDArray[np.int64]]
 
 
@@ -32,7 +34,7 @@ def steps_per_batch(run: Run) -> int:
         # The recorder counts batches of a plan; without one the arguments say how long the trainer's own serve.
         names = ("steps_per_generation", "num_iterations", "gradient_accumulation_steps")
         values: list[Any] = [trainer.get(name) for name in names]
-        if _generates(run) and all(isinstance(value, int) and value > 0 for value in values):
+        if generates(run) and all(isinstance(value, int) and value > 0 for value in values):
             steps, rest = divmod(values[0] * values[1], values[2])
             return steps if steps and not rest else 1
     return noted
@@ -45,7 +47,7 @@ def recorded_batches(run: Run) -> Recorded:
     """
     table = run.steps()
     ids = [np.array(row or [], dtype=np.int64) for row in table.column("sample_ids").to_pylist()]
-    if _generates(run):
+    if generates(run):
         ids = [np.unique(row) for row in ids]
     epoch = [-1 if value is None else value for value in table.column("organizer_epoch").to_pylist()]
     return (
@@ -96,7 +98,24 @@ def sample_scores(run: Run) -> dict[str, dict[int, dict[int, float]]]:
     }
 
 
-def _generates(run: Run) -> bool:
+def held_out_scores(run: Run) -> dict[str, dict[int, dict[int, float]]]:
+    """Return `sample_scores` without the rewards of completions that were trained on."""
+    return {name: steps for name, steps in sample_scores(run).items() if not _is_reward(run, name)}
+
+
+def training_rewards(run: Run) -> dict[str, dict[int, dict[int, float]]]:
+    """Return, of a trainer that generates, the rewards of the completions of each step: name -> step -> prompt -> mean.
+
+    Each step has its own prompts, so that two steps, or two runs, compare as means over many of them alone.
+    """
+    return {name: steps for name, steps in sample_scores(run).items() if _is_reward(run, name)}
+
+
+def _is_reward(run: Run, name: str) -> bool:
+    return generates(run) and (name == REWARD or name.startswith(f"{REWARD}/"))
+
+
+def generates(run: Run) -> bool:
     """Whether the run trained on completions of its prompts, as GRPO and RLOO do."""
     trainer = _trainer(run)
     return trainer.get("num_generations") is not None or trainer.get("steps_per_batch") not in (None, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from analysis.recorded import sample_scores
+from analysis.recorded import generates, held_out_scores, training_rewards
 from analysis.runs import Run
 from sdo.errors import InputError
 
 FEW_PAIRS = 6  # below, no sign-flip p can reach 0.05
 _EXACT_PAIRS = 16  # up to here all 2^n flips are counted
 _FLIPS = 9_999
+_WINDOWS = 5  # of rewards in training
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,11 @@ def pair_runs(baseline: Sequence[Run], against: Sequence[Run]) -> Pairing:
     return paired
 
 
-def scores_of(run: Run) -> dict[str, dict[int, dict[int, float]]]:
-    """Return a run's evaluations: measure -> step -> sample id -> score, see `sample_scores`; no step is empty."""
-    every = {name: {step: one for step, one in steps.items() if one} for name, steps in sample_scores(run).items()}
+Scores = Mapping[str, Mapping[int, Mapping[int, float]]]  # measure -> step -> sample id -> score
+
+
+def _without_empty(scores: Scores) -> Scores:
+    every = {name: {step: one for step, one in steps.items() if one} for name, steps in scores.items()}
     return {name: steps for name, steps in every.items() if steps}
 
 
@@ -169,9 +172,9 @@ class SeedComparison:
     Parameters
     ----------
     measure
-        Name of the evaluation.
+        Name of the evaluation, or of a reward in training.
     steps
-        Number of updates the models had had.
+        Number of updates the models had had; of a reward in training, at the end of each window of steps.
     baseline, against
         (steps, n) float64, mean scores of the runs, pair by pair.
     comparisons
@@ -189,53 +192,90 @@ class SeedComparison:
 
 
 def compare_seeds(pairing: Pairing) -> list[SeedComparison]:
-    """Compare the evaluations of paired runs at each checkpoint that all of them have.
+    """Compare the evaluations of paired runs at each checkpoint that all of them have, then their rewards in training.
+
+    Evaluations are compared on the samples that were scored in all runs. Rewards are those of the completions that
+    each run trained on, other prompts in each: they are compared as means over windows of steps.
 
     Raises
     ------
     InputError
         The runs have no measure and step in common.
     """
-    sides = [[scores_of(run) for run in side] for side in (pairing.baseline, pairing.against)]
-    runs = [one for side in sides for one in side]
-    results = []
-    for measure in sorted(set.intersection(*(set(one) for one in runs))):
-        notes = []
-        common = sorted(set.intersection(*(set(one[measure]) for one in runs)))
-        dropped = sorted(set.union(*(set(one[measure]) for one in runs)) - set(common))
-        if dropped:
-            notes.append(f"{measure}: steps {', '.join(map(str, dropped))} are not in all runs and are left out")
-        steps, values = [], []
-        for step in common:
-            each = [one[measure][step] for one in runs]
-            samples = set.intersection(*map(set, each))
-            every = set.union(*map(set, each))
-            if len(samples) < len(every):
-                notes.append(
-                    f"{measure}, step {step}: {len(samples)} of {len(every)} samples were scored in all runs; only "
-                    "these are compared"
-                )
-            if samples:
-                steps.append(step)
-                order = sorted(samples)
-                values.append([float(np.mean([scores[sample] for sample in order])) for scores in each])
-        if steps:
-            table = np.array(values)
-            n = len(pairing.baseline)
-            results.append(
-                SeedComparison(
-                    measure=measure,
-                    steps=tuple(steps),
-                    baseline=table[:, :n],
-                    against=table[:, n:],
-                    comparisons=tuple(compare_paired(row[:n], row[n:]) for row in table),
-                    notes=tuple(notes),
-                )
-            )
-    if not results:
-        held = "; ".join(f"{run.path}: {', '.join(scores_of(run)) or 'none'}" for run in pairing.baseline[:1])
+    every = [*pairing.baseline, *pairing.against]
+    held_out = [_without_empty(held_out_scores(run)) for run in every]
+    rewards = [_without_empty(training_rewards(run)) for run in every]
+    n = len(pairing.baseline)
+    results = [_compare_evaluations(measure, held_out, n) for measure in _common(held_out)]
+    results += [_compare_rewards(measure, rewards, n) for measure in _common(rewards)]
+    found = [one for one in results if one is not None]
+    if not found:
+        one = pairing.baseline[0]
+        held = ", ".join([*held_out[0], *rewards[0]]) or "none"
+        train = "" if generates(one) else "train with an eval_dataset, or "
         raise InputError(
-            f"the runs have no evaluation in common, by name and step ({held}, …); mend: train with an eval_dataset, "
-            "or log scores by recorder.log_evaluation"
+            f"the runs have no evaluation in common, by name and step ({one.path}: {held}, …); mend: {train}log scores "
+            "by recorder.log_evaluation"
         )
-    return results
+    return found
+
+
+def _common(runs: Sequence[Scores]) -> list[str]:
+    return sorted(set.intersection(*(set(one) for one in runs)))
+
+
+def _compare_evaluations(measure: str, runs: Sequence[Scores], n: int) -> SeedComparison | None:
+    """Compare the first n runs with the others at the steps that all have, on the samples that all have scored."""
+    notes = []
+    common = sorted(set.intersection(*(set(one[measure]) for one in runs)))
+    dropped = sorted(set.union(*(set(one[measure]) for one in runs)) - set(common))
+    if dropped:
+        notes.append(f"{measure}: steps {', '.join(map(str, dropped))} are not in all runs and are left out")
+    steps, values = [], []
+    for step in common:
+        each = [one[measure][step] for one in runs]
+        samples = set.intersection(*map(set, each))
+        every = set.union(*map(set, each))
+        if len(samples) < len(every):
+            notes.append(
+                f"{measure}, step {step}: {len(samples)} of {len(every)} samples were scored in all runs; only "
+                "these are compared"
+            )
+        if samples:
+            steps.append(step)
+            order = sorted(samples)
+            values.append([float(np.mean([scores[sample] for sample in order])) for scores in each])
+    return _compare_table(measure, steps, values, n, notes)
+
+
+def _compare_rewards(measure: str, runs: Sequence[Scores], n: int) -> SeedComparison | None:
+    """Compare the first n runs with the others by their mean rewards over windows of the steps that all have."""
+    common = sorted(set.intersection(*(set(one[measure]) for one in runs)))
+    parts = [part for part in np.array_split(np.array(common, dtype=np.int64), _WINDOWS) if len(part)]
+    steps, values = [], []
+    for part in parts:
+        steps.append(int(part[-1]) + 1)  # updates done when the window ends
+        values.append([float(np.mean([np.mean(list(one[measure][step].values())) for step in part])) for one in runs])
+    name = f"{measure} in training"
+    note = (
+        f"{name}: means over {len(parts)} windows of the {len(common)} steps that all runs have, each named by the "
+        "updates at its end; every run has its own prompts there, so that these are no held-out scores"
+    )
+    return _compare_table(name, steps, values, n, [note])
+
+
+def _compare_table(
+    measure: str, steps: Sequence[int], values: Sequence[Sequence[float]], n: int, notes: Sequence[str]
+) -> SeedComparison | None:
+    """Compare the first n columns of (steps, runs) values with the others; None without a step."""
+    if not steps:
+        return None
+    table = np.array(values)
+    return SeedComparison(
+        measure=measure,
+        steps=tuple(steps),
+        baseline=table[:, :n],
+        against=table[:, n:],
+        comparisons=tuple(compare_paired(row[:n], row[n:]) for row in table),
+        notes=tuple(notes),
+    )

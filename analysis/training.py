@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text, running_mean
-from analysis.recorded import exposed_batches, sample_scores
+from analysis.recorded import exposed_batches, held_out_scores, training_rewards
 from analysis.runs import Run
 
 
@@ -109,15 +109,27 @@ def loss_label(runs: Iterable[Training]) -> str:
 
 
 def evaluations(run: Run) -> dict[str, Evaluation]:
-    """Return the mean score over samples of each of a run's evaluations, by the name of the measure.
+    """Return the mean score over held-out samples of each of a run's evaluations, by the name of the measure.
 
     Examples
     --------
     >>> evaluations(Run.open("runs/sdo"))["held-out loss"].mean  # doctest: +SKIP
     array([2.31, 1.42, 1.01])
     """
+    return _means(held_out_scores(run))
+
+
+def rewards(run: Run) -> dict[str, Evaluation]:
+    """Return the mean reward of each step's completions, over its prompts, by the name of the reward.
+
+    They are trained on: each step has its own prompts, and no step's mean is that of another's.
+    """
+    return _means(training_rewards(run))
+
+
+def _means(scores: Mapping[str, Mapping[int, Mapping[int, float]]]) -> dict[str, Evaluation]:
     found = {}
-    for name, steps in sorted(sample_scores(run).items()):
+    for name, steps in sorted(scores.items()):
         means = [math.fsum(one.values()) / len(one) if one else np.nan for one in steps.values()]
         counts = [len(one) for one in steps.values()]
         found[name] = Evaluation(
@@ -148,6 +160,32 @@ def loss_curves(runs: Mapping[str, Training], *, title: str = "", ax: Axes | Non
     figure, axes = _curves(lines, dots=".", smooth=True, empty="no step has a loss", title=title, ax=ax)
     shown = (one for one in runs.values() if np.isfinite(one.loss).any())
     axes.set_ylabel(textwrap.fill(plain_text(loss_label(shown), 100), 40, break_on_hyphens=False))
+    return figure, axes
+
+
+def reward_curves(
+    runs: Mapping[str, Evaluation], name: str, *, title: str = "", ax: Axes | None = None
+) -> tuple[Figure, Axes]:
+    """Draw a reward in training of several runs: a faint dot a step, a running mean over a twentieth of the steps.
+
+    Parameters
+    ----------
+    runs
+        Run name to what :func:`rewards` found.
+    name
+        The reward, for the axis.
+    title
+        Drawn as it is.
+    ax
+        Axes to draw into; a new figure by default.
+
+    Returns
+    -------
+    figure, axes
+    """
+    lines = {run: (one.step[one.count > 0], one.mean[one.count > 0]) for run, one in runs.items()}
+    figure, axes = _curves(lines, dots=".", smooth=True, empty="no step has a reward", title=title, ax=ax)
+    axes.set_ylabel(f"{plain_text(name)} in training, mean over prompts")
     return figure, axes
 
 

@@ -15,9 +15,21 @@ from analysis.coherence import step_coherence_blocks, step_summary
 from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
 from analysis.plots import batch_coherence_series, coherence_heat_maps
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
+from analysis.recorded import generates
 from analysis.runs import Run
-from analysis.training import Evaluation, Training, evaluation_curves, evaluations, loss_curves, loss_label, training
+from analysis.training import (
+    Evaluation,
+    Training,
+    evaluation_curves,
+    evaluations,
+    loss_curves,
+    loss_label,
+    reward_curves,
+    rewards,
+    training,
+)
 
+_NO_REWARD = "no step has a reward"
 _VERSIONS = ("sdo-toolkit", "torch", "transformers", "trl", "numpy", "python")
 
 
@@ -47,6 +59,7 @@ class Material:
     _overviews: dict[str, dict[str, Any]] = field(default_factory=dict)
     _trainings: dict[str, Training] = field(default_factory=dict)
     _evaluations: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
+    _rewards: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
 
     def overview(self, name: str) -> dict[str, Any]:
         """Return a run's figures as `run_overview` has them."""
@@ -65,6 +78,12 @@ class Material:
         if name not in self._evaluations:
             self._evaluations[name] = evaluations(self.runs[name])
         return self._evaluations[name]
+
+    def rewards(self, name: str) -> dict[str, Evaluation]:
+        """Return a run's rewards in training by name."""
+        if name not in self._rewards:
+            self._rewards[name] = rewards(self.runs[name])
+        return self._rewards[name]
 
     @property
     def signals(self) -> list[str]:
@@ -113,9 +132,18 @@ def training_section(material: Material) -> Section | Absent:
         pictures.append(picture)
         for name, values in entry.items():
             data[name].setdefault("evaluations", {})[measure] = values
+    for reward in sorted({reward for name in material.runs for reward in material.rewards(name)}):
+        table, picture, entry = _reward(material, reward)
+        tables.append(table)
+        pictures.append(picture)
+        for name, ends in entry.items():
+            data[name].setdefault("rewards", {})[reward] = ends
     words = [_repetition(went), _different_losses(went)]
     if not measures:
-        words.append("No run was evaluated on held-out samples; an eval_dataset gives losses that can be compared.")
+        remedy = "an eval_dataset gives losses that can be compared"
+        if any(map(generates, material.runs.values())):
+            remedy = "scores of your own, by recorder.log_evaluation, can be compared"
+        words.append(f"No run was evaluated on held-out samples; {remedy}.")
     return Section(tuple(w for w in words if w), tuple(tables), tuple(pictures), data={"runs": data})
 
 
@@ -167,6 +195,28 @@ def _different_losses(went: Mapping[str, Training]) -> str:
         return ""
     named = "; ".join(f"in {join(names)} {words}" for words, names in kinds.items())
     return f"The runs' training losses are different things and cannot be compared: {named}."
+
+
+def _reward(material: Material, reward: str) -> tuple[Table, Picture, dict[str, Any]]:
+    """Show a reward of the completions that were trained on: over the first and the last tenth of the steps."""
+    every = {name: material.rewards(name) for name in material.runs}
+    held = {name: rewards[reward] for name, rewards in every.items() if reward in rewards}
+    rows, data = [], {}
+    for name, one in held.items():
+        known = one.mean[one.count > 0]
+        tenth = max(1, len(known) // 10)
+        first, last = (float(part.mean()) if len(part) else None for part in (known[:tenth], known[-tenth:]))
+        data[name] = {"steps": len(known), "first": first, "last": last}
+        if first is None:
+            data[name]["reason"] = _NO_REWARD
+        ends = (number(value, "{:.3f}", _NO_REWARD) for value in (first, last))
+        rows.append((Cell(name), number(len(known), "{:d}"), *ends))
+    head = ("run", "steps with a reward", "mean, first tenth", "mean, last tenth")
+    notes = ("Rewards of the completions that were trained on, other prompts at every step: no held-out score.",)
+    figure, _ = reward_curves(held, reward)
+    caption = f"{reward} in training: a dot a step, a line for the running mean."
+    picture = Picture.of(figure, alt=f"{reward} in training over the steps, a line a run.", caption=caption)
+    return Table(head, tuple(rows), f"{reward} in training", notes=notes), picture, data
 
 
 def _evaluation(material: Material, measure: str) -> tuple[Table, Picture, dict[str, Any]]:

@@ -12,7 +12,7 @@ from analysis.locality import SeriesDesign, SeriesTest
 from analysis.overview import mean_within_batch_cosine
 from analysis.recorded import exposed_batches, recorded_batches, sample_scores, steps_per_batch
 from analysis.redraw import Draw, recorded_plan
-from analysis.training import evaluations, training
+from analysis.training import evaluations, rewards, training
 from sdo import SDO, Embeddings, InputError
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2)]  # optimizer steps of a generation batch, times that it is gone through
@@ -207,7 +207,8 @@ def test_scores_of_several_completions_are_averaged_by_prompt(make_run):
     ]
     run = write_rewards(make_run(), rows)
     assert sample_scores(run) == {"reward": {0: {7: 0.5, 9: 0.25}, 2: {}}, "other": {2: {7: 1.0}}}
-    found = evaluations(run)["reward"]
+    found = evaluations(run)["reward"]  # a score of the user's own: this run has no completions
+    assert rewards(run) == {}
     assert found.step.tolist() == [0, 2]
     assert found.mean[0] == 0.375  # over prompts, not over completions
     assert np.isnan(found.mean[1])
@@ -222,3 +223,42 @@ def test_seeds_are_compared_by_the_mean_of_each_prompts_scores(make_run):
     (found,) = compare_seeds(pair_runs(runs[:2], runs[2:]))
     assert found.baseline.tolist() == [[0.5, 0.75]]
     assert found.against.tolist() == [[0.5, 1.0]]
+
+
+GENERATES = {"num_generations": 2}
+
+
+def test_rewards_of_completions_that_were_trained_on_are_no_evaluations(make_run):
+    rows = [(0, "reward", 7, 1.0), (0, "reward", 7, 0.0), (0, "reward/form", 7, 1.0), (1, "reward", 9, None)]
+    run = write_rewards(make_run().info(trainer=GENERATES), [*rows, (1, "own", 3, 0.5)])
+    assert list(evaluations(run)) == ["own"]
+    found = rewards(run)
+    assert list(found) == ["reward", "reward/form"]
+    assert found["reward"].step.tolist() == [0, 1]
+    assert found["reward"].count.tolist() == [1, 0]
+    assert found["reward"].mean[0] == 0.5
+
+
+def test_rewards_of_several_seeds_are_compared_over_windows(make_run):
+    """Each run has its own prompts at every step; what is compared is how well they went on the whole."""
+    rng = np.random.default_rng(1)
+    runs, means = [], []
+    for i in range(4):
+        scores = rng.random((12, 3))
+        rows = [(step, "reward", 100 * i + 3 * step + at, score) for (step, at), score in np.ndenumerate(scores)]
+        runs.append(write_rewards(make_run(f"r{i}").info(seeds={"seed": i % 2}, trainer=GENERATES), rows))
+        means.append([scores[first:stop].mean() for first, stop in [(0, 3), (3, 6), (6, 8), (8, 10), (10, 12)]])
+    (found,) = compare_seeds(pair_runs(runs[:2], runs[2:]))
+    assert (found.measure, found.steps) == ("reward in training", (3, 6, 8, 10, 12))
+    np.testing.assert_allclose(np.hstack([found.baseline, found.against]), np.transpose(means), rtol=1e-12)
+    np.testing.assert_allclose(
+        [one.mean for one in found.comparisons], np.subtract(means[2:], means[:2]).mean(axis=0), rtol=1e-12
+    )
+    assert "5 windows of the 12 steps" in found.notes[0]
+
+
+def test_a_run_of_completions_without_rewards_is_not_sent_to_an_eval_dataset(make_run):
+    """TRL evaluates GRPO out of the recorder's sight."""
+    runs = [Run.open(make_run(f"r{i}").info(seeds={"seed": i % 2}, trainer=GENERATES).path) for i in range(4)]
+    with pytest.raises(InputError, match=r"no evaluation in common.*none, …\); mend: log scores by recorder"):
+        compare_seeds(pair_runs(runs[:2], runs[2:]))

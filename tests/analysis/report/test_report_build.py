@@ -282,6 +282,22 @@ def test_locality_without_embeddings_says_which_run_lacks_them(runs, organised):
     assert "embeddings" in entries["sdo"]["reason"]
 
 
+def test_rewards_in_training_are_not_shown_as_evaluations(make_training):
+    runs = {}
+    for name in ("uniform", "sdo"):
+        writer = make_training(name, steps=20, trainer={"num_generations": 2}, organizer={"name": name, "options": {}})
+        writer.evaluations("reward", {step: np.full(2, step / 20) for step in range(20)})
+        runs[name] = Run.open(writer.path)
+    report = build_report(runs)
+    entry = report.numbers["sections"]["training"]["runs"]["sdo"]
+    assert "evaluations" not in entry
+    assert entry["rewards"]["reward"] == pytest.approx({"steps": 20, "first": 0.025, "last": 0.925})
+    words = Page(report.html).words
+    assert "No run was evaluated on held-out samples; scores of your own" in words
+    assert "other prompts at every step: no held-out score" in words
+    assert "eval_dataset" not in words
+
+
 @pytest.fixture
 def scored(make_training):
     """Six seeds of two kinds of run, evaluated twice; the second kind is better by about 0.5."""
