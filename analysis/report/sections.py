@@ -14,8 +14,8 @@ from analysis.balance_summary import BalanceSummary
 from analysis.coherence import step_coherence_blocks, step_summary
 from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
 from analysis.plots import batch_coherence_series, coherence_heat_maps
-from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
 from analysis.recorded import generates
+from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
 from analysis.runs import Run
 from analysis.training import (
     Evaluation,
@@ -201,14 +201,13 @@ def _reward(material: Material, reward: str) -> tuple[Table, Picture, dict[str, 
     """Show a reward of the completions that were trained on: over the first and the last tenth of the steps."""
     every = {name: material.rewards(name) for name in material.runs}
     held = {name: rewards[reward] for name, rewards in every.items() if reward in rewards}
-    rows, data = [], {}
+    rows, data = [], dict[str, Any]()
     for name, one in held.items():
         known = one.mean[one.count > 0]
         tenth = max(1, len(known) // 10)
         first, last = (float(part.mean()) if len(part) else None for part in (known[:tenth], known[-tenth:]))
-        data[name] = {"steps": len(known), "first": first, "last": last}
-        if first is None:
-            data[name]["reason"] = _NO_REWARD
+        reason = {} if len(known) else {"reason": _NO_REWARD}
+        data[name] = {"steps": len(known), "first": first, "last": last, **reason}
         ends = (number(value, "{:.3f}", _NO_REWARD) for value in (first, last))
         rows.append((Cell(name), number(len(known), "{:d}"), *ends))
     head = ("run", "steps with a reward", "mean, first tenth", "mean, last tenth")

@@ -27,9 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="runs of several seeds -> paired tests at each checkpoint",
         description="Compare the evaluations of two kinds of run (held-out loss, correctness, whatever was logged): at "
         "each step that all runs have, a paired t-test, Cohen's d of the paired differences, and a sign-flip test with "
-        "the smallest p that it can reach. Rewards in training (GRPO, RLOO), of other prompts in each run, are compared as "
-        "means over windows of steps. Runs are paired by the seed in run.json, else by their order. Prints a "
-        "table; with --out writes compare.json and a picture of each measure.",
+        "the smallest p that it can reach. Rewards in training (GRPO, RLOO), of other prompts in each run, are "
+        "compared as means over windows of steps. Runs are paired by the seed in run.json, else by their order. "
+        "Prints a table; with --out writes compare.json and a picture of each measure.",
         epilog="example: sdo compare --baseline runs/uniform-1 runs/uniform-2 --against runs/sdo-1 runs/sdo-2 "
         "--out compare",
     )
