@@ -117,6 +117,10 @@ class IdChannel:
         The trainer whose organizer this is, or None.
     release
         Makes that organizer leave the model to another trainer.
+    check
+        Refuses arguments, state and loader of a training that do not fit the plan any more, or does nothing.
+    recordings
+        Those that are under way: the state of each one's trainer, and what ends it early.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -128,6 +132,8 @@ class IdChannel:
         self.follower: CompletionFollower | None = None
         self.trainer: Any = None
         self.release: Callable[[], None] | None = None
+        self.check: Callable[[Any, Any, Any], None] | None = None
+        self.recordings: list[tuple[Any, Callable[[], None]]] = []
         self._ids: NDArray[np.int64] | None = None
         self._last: BatchIds | None = None
         self._subscribers: list[Listener] = []
@@ -150,10 +156,17 @@ class IdChannel:
 
     @classmethod
     def taken_by(cls, model: nn.Module, state: Any) -> IdChannel:
-        """Return the model's channel for the trainer that has this state; another one's organizer leaves first."""
+        """Return the model's channel for the trainer that has this state.
+
+        First another one's organizer leaves, and recordings end that an interrupted training has left behind.
+        """
         earlier = cls.peek(model)
-        if earlier is not None and earlier.is_of_another(state) and earlier.release is not None:
-            earlier.release()
+        if earlier is not None:
+            for other, end in list(earlier.recordings):
+                if other is not state:
+                    end()
+            if earlier.is_of_another(state) and earlier.release is not None:
+                earlier.release()
         return cls.of(model)
 
     def is_of_another(self, state: Any) -> bool:

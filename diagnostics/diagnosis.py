@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +106,10 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
-        return {"ok": self.ok, **dataclasses.asdict(self), "disk_bytes": self.disk_bytes}
+        plain = {"ok": self.ok, **dataclasses.asdict(self), "disk_bytes": self.disk_bytes}
+        if self.micro_step is not None and not math.isfinite(self.micro_step.loss):
+            plain["micro_step"] |= {"loss": None, "loss_reason": f"the loss is {self.micro_step.loss}"}
+        return plain
 
     def __str__(self) -> str:
         lines = ["all is well" if self.ok else f"{len(self.refused)} thing(s) would stop this run"]

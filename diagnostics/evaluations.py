@@ -13,6 +13,13 @@ from diagnostics.kinds import TrainerKind
 from diagnostics.losses import held_out_scores
 from diagnostics.processes import Processes
 
+_FLATTENED = "the evaluation's batches are single rows of several samples, without padding"
+_OUT_OF_ORDER = "the evaluation did not go through its rows once and in order"
+_MEND = {
+    _FLATTENED: "padding_free=False",
+    _OUT_OF_ORDER: "do not group by length, and no other forward passes while it runs",
+}
+
 
 class HeldOut:
     """The scores of the evaluation that is under way.
@@ -35,6 +42,7 @@ class HeldOut:
         self._scores: list[tuple[int, float]] = []
         self._seen = 0
         self._input: Any = None
+        self._flattened = False
 
     def hold(self, output: Any, kwargs: Mapping[str, Any]) -> None:
         """Take the scores of a forward pass.
@@ -46,6 +54,7 @@ class HeldOut:
         if batch is not None and batch is self._input:
             return
         self._input = batch
+        self._flattened |= _is_flattened(kwargs)
         for score in held_out_scores(output, kwargs, self._kind) or []:
             if score is not None:
                 self._scores.append((self._seen, score))
@@ -67,15 +76,12 @@ class HeldOut:
         """
         positions = _positions(loader, self._seen)
         found = [] if positions is None else [(positions[at], score) for at, score in self._scores]
-        lost = bool(self._scores) and positions is None
+        lost = bool(self._scores) and (positions is None or self._flattened)
+        why = _FLATTENED if self._flattened else _OUT_OF_ORDER
         self.forget()
         parts = self._processes.numbers(np.array([lost, *(value for pair in found for value in pair)], np.float64))
         if any(part[0] for part in parts):
-            warnings.warn(
-                "the evaluation did not go through its rows once and in order, so its losses per sample are not "
-                "recorded; mend: do not group by length, and no other forward passes while it runs",
-                stacklevel=3,
-            )
+            warnings.warn(f"{why}, so its losses per sample are not recorded; mend: {_MEND[why]}", stacklevel=3)
             return {}
         # The last batches are filled up with rows from the beginning, so that every process has as many.
         scores = {int(at): float(score) for part in parts for at, score in zip(part[1::2], part[2::2], strict=True)}
@@ -93,3 +99,9 @@ def _positions(loader: Any, seen: int) -> list[int] | None:
         return None
     positions = [position for batch in batches for position in batch]  # a shard of batches deals itself out again
     return positions if len(positions) == seen else None
+
+
+def _is_flattened(inputs: Mapping[str, Any]) -> bool:
+    """Whether a batch is one row in which several sequences begin, as with TRL's ``padding_free``."""
+    positions = inputs.get("position_ids")
+    return positions is not None and positions.shape[0] == 1 and int((positions == 0).sum()) > 1

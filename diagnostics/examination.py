@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +161,7 @@ class _Examination:
         if self._step is not None and not self._micros:
             self._refused.append(no_ids_came())
         elif self._step is not None:
+            self._refused += _not_finite(self._step, findings)
             self._refused += [f"signal {f.name!r} does not fire: {SILENT[f.name]}" for f in findings if not f.fires]
         model, schedule = self._trainer.model, self._schedule
         parameters = list(model.parameters())
@@ -243,6 +245,19 @@ class _Examination:
         micro_steps = schedule.steps * int(args.gradient_accumulation_steps)  # of each process
         generated: int = math.ceil(micro_steps / (args.steps_per_generation * args.num_iterations))
         return generated * int(args.generation_batch_size) * (1 + (functions if functions > 1 else 0))
+
+
+def _not_finite(step: MicroStep, findings: Sequence[SignalFinding]) -> list[str]:
+    """Say where the micro-step's loss, or else a gradient, is no number: such a model does not learn."""
+    mend = "look for NaN in the model's weights, and at its dtype"
+    if not math.isfinite(step.loss):
+        return [f"the loss of the micro-step is {step.loss}; expected a finite one; mend: {mend}"]
+    return [
+        f"the gradient of {f.name!r} is not finite in the micro-step, though the loss is {step.loss:.4g}; expected a "
+        f"finite one; mend: {mend}"
+        for f in findings
+        if f.fires and f.norm is None
+    ]
 
 
 def _schedule(trainer: Any, loader: Any) -> _Schedule:

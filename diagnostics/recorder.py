@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,10 @@ class GradientRecorder(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Resolve the signals, open the run folder and hook the model; nothing is written if anything is wrong."""
         if self._recording is not None:
-            self._recording.release()
+            self._recording.abandon()
+            self._recording = None
         self._recording = Recording.start(self, args, state, kwargs["model"], kwargs["train_dataloader"])
+        self._recording.end_when_taken(self._retire)
         self._log = self._recording.log
         # A checkpoint written without a recorder has no entry, and transformers fails on that at the next save.
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
@@ -186,3 +189,12 @@ class GradientRecorder(TrainerCallback, ExportableState):
         if self._recording is not None:
             self._recording.close(self._recording.steps_done, "failed")
             self._recording = None
+
+    def _retire(self) -> None:
+        """End a recording whose training was interrupted, because another training takes its model."""
+        warnings.warn(
+            f"the recording into {self.out} had not ended, and another training takes its model: it is closed as "
+            "failed; mend: recorder.close() after an interrupt",
+            stacklevel=2,
+        )
+        self.close()

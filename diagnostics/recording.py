@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,8 @@ class Recording:
         processes: Processes,
     ) -> None:
         first_step: int = state.global_step
+        self._state = state
+        self._taken: tuple[Any, Callable[[], None]] | None = None
         self._options = options
         self._kind = kind
         self._processes = processes
@@ -146,7 +148,10 @@ class Recording:
         """Refuse what cannot be recorded, and find what can."""
         kind = check_launch(type(args), args)
         require_positions(getattr(loader, "dataset", None))
-        return cls(options, kind, args, model, state, processes)
+        recording = cls(options, kind, args, model, state, processes)
+        if recording._channel.check is not None:
+            recording._channel.check(args, state, loader)
+        return recording
 
     @property
     def steps_done(self) -> int:
@@ -163,7 +168,14 @@ class Recording:
             self._follower.unsubscribe(self)
             self._follower.detach()
             self._follower = None
+        if self._taken in self._channel.recordings:
+            self._channel.recordings.remove(self._taken)
         self._channel.unsubscribe(self._begin_micro_batch)
+
+    def end_when_taken(self, end: Callable[[], None]) -> None:
+        """Call `end` if another training takes the model while this one has not ended."""
+        self._taken = (self._state, end)
+        self._channel.recordings.append(self._taken)
 
     # ------------------------------------------------------------------ one step
 
@@ -398,6 +410,14 @@ class Recording:
                 self._write_exposure(epoch.organizer_epoch)
         self.log.close(status)
         self.release()
+
+    def abandon(self) -> None:
+        """Let go of the model where training ended without a word; a folder without a single row is given up."""
+        if self.log.is_empty and not self._logged.waits:
+            self.release()
+            self.log.withdraw()
+        else:
+            self.close(self.steps_done, "failed")
 
     def _write_exposure(self, organizer_epoch: int) -> None:
         if self._plan is None or self._channel.trained is None:

@@ -43,16 +43,20 @@ def require_same_run(out: Path, state: Any, recorder: GradientRecorder, organize
             f"{out} holds a run under another plan: {difference}; expected the run that is resumed; "
             "mend: choose another folder"
         )
-    resumed = _run_of_checkpoint(state, recorder)
-    if resumed is None or run_id != resumed:
+    resumed = _runs_of_checkpoint(state, recorder)
+    if run_id is None or run_id not in resumed:
         raise InputError(
-            f"{out} holds another run ({run_id}) than the checkpoint at step {state.global_step} ({resumed}); expected "
-            "the run that is resumed; mend: choose another folder"
+            f"{out} holds another run ({run_id}) than the checkpoint at step {state.global_step} "
+            f"({', '.join(resumed) or 'none'}); expected the run that is resumed; mend: choose another folder"
         )
 
 
-def _run_of_checkpoint(state: Any, recorder: GradientRecorder) -> str | None:
-    """The run that a checkpoint belongs to, as the recorder stored it there, under its class's name."""
-    entry = state.stateful_callbacks.get(type(recorder).__name__)
-    attributes = entry.get("attributes", {}) if isinstance(entry, dict) else {}
-    return attributes.get("run_id") if state.global_step > 0 else None
+def _runs_of_checkpoint(state: Any, recorder: GradientRecorder) -> list[str]:
+    """The runs that a checkpoint belongs to, as the trainer's recorders stored them there, under their class's name.
+
+    transformers keeps a list where a trainer has several of them, and lets it grow at each save (transformers#33875).
+    """
+    entries = state.stateful_callbacks.get(type(recorder).__name__) or []
+    entries = entries if isinstance(entries, list) else [entries]
+    found = [entry.get("attributes", {}).get("run_id") for entry in entries if isinstance(entry, dict)]
+    return list(dict.fromkeys(run for run in found if run is not None)) if state.global_step > 0 else []

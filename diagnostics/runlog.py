@@ -146,6 +146,7 @@ class RunLog:
         self._exposure: dict[int, pa.Table] = {}
         self._evaluations: list[pa.Table] = []
         self._resumed_at = -1
+        self._replaced: set[str] = set()  # evaluations at that step that this session has written
         self._buffered_steps: set[int] = set()
         self._epoch_ends: dict[int | None, int] = {}  # organizer epoch -> its last step so far + 1
 
@@ -383,8 +384,10 @@ class RunLog:
         if self._evaluations:
             table = pa.concat_tables(self._evaluations)
             # A resumed run may evaluate once more at the step of its checkpoint: the newer one counts.
-            for name in set(table.filter(pc.equal(table["step"], self._resumed_at))["name"].to_pylist()):
+            again = set(table.filter(pc.equal(table["step"], self._resumed_at))["name"].to_pylist())
+            for name in again - self._replaced:
                 drop_evaluation(self.path / "evaluations", self._resumed_at, name)
+            self._replaced |= again
             append_part(self.path / "evaluations", "part-", table)
             self._evaluations.clear()
         if self._steps:
@@ -400,6 +403,17 @@ class RunLog:
             raise ValueError(f"status is {status!r}; expected 'finished' or 'failed'")
         self.flush()
         self.update_info(status=status)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row was given to it, and none of before is on disk."""
+        buffered = self._steps or self._gradients or self._exposure or self._evaluations
+        return not buffered and next(self.path.rglob("part-*.parquet"), None) is None
+
+    def withdraw(self) -> None:
+        """Give up a folder in which nothing was recorded, so that another run can begin there."""
+        if self._rank == 0 and self.is_empty:
+            (self.path / "run.json").unlink(missing_ok=True)
 
     def _write_info(self, info: dict[str, Any]) -> None:
         text = json.dumps(info, allow_nan=False, indent=1) + "\n"

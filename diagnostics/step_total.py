@@ -180,11 +180,14 @@ def _where_fired(total: Mapping[str, torch.Tensor], name: str) -> torch.Tensor |
 
 
 def _encode(micros: Sequence[MicroBatch]) -> Iterator[int]:
-    """Number of samples, their ids and their tokens, micro-batch by micro-batch."""
+    """Number of samples, their ids and the sum of their tokens, micro-batch by micro-batch.
+
+    A batch without padding is one row, so that tokens are known of all of its samples together alone.
+    """
     for micro in micros:
         yield len(micro.sample_ids)
         yield from micro.sample_ids
-        yield from micro.tokens
+        yield sum(micro.tokens)
 
 
 def _decode(encoded: list[list[int]]) -> tuple[list[int], int, int]:
@@ -196,8 +199,8 @@ def _decode(encoded: list[list[int]]) -> tuple[list[int], int, int]:
         while at < len(values):
             size = values[at]
             found.append((number, rank, values[at + 1 : at + 1 + size]))
-            tokens += sum(values[at + 1 + size : at + 1 + 2 * size])
-            at, number = at + 1 + 2 * size, number + 1
+            tokens += values[at + 1 + size]
+            at, number = at + 2 + size, number + 1
     # Loaders deal micro-batches out in turn: number m of process r is number m * count + r of the batch's.
     return [i for _, _, ids in sorted(found) for i in ids], tokens, len(found)
 

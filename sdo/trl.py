@@ -109,7 +109,7 @@ class Handle:
         content = dataset_digest(trainer.train_dataset, dataset_ids)
         self._follower = None if layout is None else follow_completions(trainer)
         self._callback = OrganizerCallback(plan, self._channel, trainer, content)
-        self._channel.trained = self._callback.trained
+        self._channel.trained, self._channel.check = self._callback.trained, self._callback.require_fit
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
         trainer._get_train_sampler = lambda *args, **kwargs: self.sampler
@@ -127,7 +127,8 @@ class Handle:
         del self._trainer._get_train_sampler
         self._trainer.remove_callback(self._callback)
         self._log.detach()
-        self._channel.plan = self._channel.trained = self._channel.trainer = self._channel.release = None
+        self._channel.plan = self._channel.trained = self._channel.trainer = None
+        self._channel.release = self._channel.check = None
         self._channel.steps_per_batch = 1
         self._channel.unsubscribe(self._callback.note_ids)
         if self._follower is not None:
@@ -197,8 +198,11 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             attributes["steps_per_batch"] = self._channel.steps_per_batch
         return {"args": {}, "attributes": attributes}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
+    def require_fit(self, args: Any, state: Any, loader: Any) -> None:
+        """Refuse a trainer, a loader or a checkpoint that does not fit the plan any more.
+
+        A recorder asks for it too, before it opens its folder.
+        """
         if batch_samples(self._trainer) != self._plan.batch_size:
             unit = "optimizer step" if self._layout is None else "generation batch"
             raise InputError(
@@ -210,13 +214,17 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             raise InputError(
                 f"the trainer now has {layout}; attach found {self._layout}; mend: attach after the change"
             )
-        self._processes = Processes.of(args)
-        self._processes.same(self._plan.fingerprint, "the plan")
-        self._processes.same(self._content or "unknown", "the dataset")
         self._skipped = []
         if state.global_step > 0:
             self._skipped = _verify_checkpoint(state, self._plan, self._content, self._channel.steps_per_batch)
-        _check_drawn(kwargs["train_dataloader"], args)
+        _check_drawn(loader, args)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
+        self.require_fit(args, state, kwargs["train_dataloader"])
+        self._processes = Processes.of(args)
+        self._processes.same(self._plan.fingerprint, "the plan")
+        self._processes.same(self._content or "unknown", "the dataset")
         self._count_trained(state.global_step)
         if self._layout is not None:
             self._completions = CompletionCount(self._layout)

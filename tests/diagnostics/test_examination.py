@@ -200,6 +200,28 @@ def test_rows_without_padding_have_no_sample_rows(kit, tmp_path):
     assert "mend: padding_free=False, or signals=['weight']" in refused(trainer).refused[-1]
 
 
+def test_a_loss_that_is_no_number_is_no_good_sign(kit, tmp_path):
+    trainer = kit.Recorded(tmp_path, kit.Case(max_steps=1)).trainer
+    with torch.no_grad():
+        trainer.model.get_decoder().norm.weight.fill_(float("nan"))
+    diagnosis = refused(trainer)
+    assert diagnosis.refused[0].startswith("the loss of the micro-step is nan; expected a finite one; mend: look for")
+    found = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
+    assert (found["micro_step"]["loss"], found["micro_step"]["loss_reason"]) == (None, "the loss is nan")
+
+
+def test_a_gradient_that_is_no_number_beside_a_loss_that_is(kit, tmp_path):
+    trainer = kit.Recorded(tmp_path, kit.Case(trainer="right", max_steps=1)).trainer
+    compute = trainer.compute_loss
+
+    def undefined(*args, **kwargs):
+        loss = compute(*args, **kwargs)
+        return loss + (loss - loss).sqrt()  # 0, and its derivative has no value
+
+    trainer.compute_loss = undefined
+    assert "not finite in the micro-step, though the loss is" in refused(trainer).refused[0]
+
+
 def test_reasons_of_others_come_first(kit, tmp_path):
     diagnosis = doctor(kit.Recorded(tmp_path, kit.Case(max_steps=1)).trainer).refuse(["no embeddings"])
     assert (diagnosis.ok, diagnosis.refused) == (False, ("no embeddings",))
