@@ -100,9 +100,8 @@ class SeriesTest:
         """Return the outcome."""
         r, z = observed
         if np.isnan(r):
-            return Association(
-                None, None, "one of the two series does not vary beyond drift and exposure", len(self.steps)
-            )
+            reason = "too few steps beside drift and exposure, or a series does not vary beyond these"
+            return Association(None, None, reason, len(self.steps))
         others = np.array(redrawn, dtype=np.float64).reshape(-1, 2)
         return outcome(r, others[:, 0], series_inflation(z, others[:, 1]), len(self.steps))
 

@@ -14,6 +14,7 @@ from analysis.seeds import PairedComparison, compare_paired
 
 Result = Mapping[str, Any]
 _POWER, _LARGE = 0.8, 1000
+FEW_STEPS = 50  # of a series, of which drift and exposure take up to a dozen degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Measure:
 
     Parameters
     ----------
-    key, label
-        Short name, and words for a table's head.
+    label
+        Words for a table's head.
     of
         The number, or None where the cell has none.
     better
@@ -32,7 +33,6 @@ class Measure:
         Behind the point.
     """
 
-    key: str
     label: str
     of: Callable[[Result], float | None]
     better: str | None = None
@@ -133,18 +133,18 @@ def score(name: str, at: int, label: str, better: str, digits: int = 3) -> Measu
         found = points[at]["scores"].get(name)
         return None if found is None else float(found["mean"])
 
-    return Measure(f"{name}@{at}", label, of, better, digits)
+    return Measure(label, of, better, digits)
 
 
-def mean_score(name: str, label: str, better: str, digits: int = 3) -> Measure:
-    """Return the mean of an evaluation over all checkpoints after the first: the height of the whole curve."""
+def mean_score(name: str, label: str, better: str, digits: int = 3, *, first: int = 1) -> Measure:
+    """Return the mean of an evaluation over the checkpoints from the `first` on; 0 is before training."""
 
     def of(cell: Result) -> float | None:
-        found = [point["scores"].get(name) for point in cell["checkpoints"][1:]]
+        found = [point["scores"].get(name) for point in cell["checkpoints"][first:]]
         known = [float(one["mean"]) for one in found if one is not None]
         return float(np.mean(known)) if known else None
 
-    return Measure(f"{name}@mean", label, of, better, digits)
+    return Measure(label, of, better, digits)
 
 
 def training_reward(label: str = "reward in training") -> Measure:
@@ -155,17 +155,17 @@ def training_reward(label: str = "reward in training") -> Measure:
         total = sum(part["n"] for part in parts)
         return sum(part["mean"] * part["n"] for part in parts) / total if total else None
 
-    return Measure("training_reward", label, of, "higher")
+    return Measure(label, of, "higher")
 
 
-def balance(metric: str, label: str, better: str, kind: str = "value") -> Measure:
-    """Return a balance metric over the families at the last checkpoint; `kind` is "value" or "latent"."""
+def balance(metric: str, label: str, better: str) -> Measure:
+    """Return a balance metric over the families at the last checkpoint, as it is."""
 
     def of(cell: Result) -> float | None:
         found = cell["checkpoints"][-1].get("balance")
-        return None if found is None else found["metrics"][metric][kind]
+        return None if found is None else found["metrics"][metric]["value"]
 
-    return Measure(f"{metric}-{kind}", label, of, better)
+    return Measure(label, of, better)
 
 
 def inside(*path: str, label: str, better: str | None = None, digits: int = 3) -> Measure:
@@ -177,9 +177,16 @@ def inside(*path: str, label: str, better: str | None = None, digits: int = 3) -
             value = value.get(key) if isinstance(value, Mapping) else None
         return None if value is None else float(value)
 
-    return Measure("/".join(path), label, of, better, digits)
+    return Measure(label, of, better, digits)
+
+
+def series_r(signal: str) -> Measure:
+    """Return the correlation of the series of locality; None over few steps, where nearly all is fitted away."""
+    whole = inside("locality", signal, "series", "value", label=f"locality, series r, {signal}")
+    steps = inside("signals", signal, "batch_coherence_steps", label="")
+    return Measure(whole.label, lambda cell: whole.of(cell) if (steps.of(cell) or 0) >= FEW_STEPS else None)
 
 
 def seen(key: str, label: str) -> Measure:
     """Return what had been seen at the last checkpoint: ``distinct``, ``samples`` or ``tokens``."""
-    return Measure(key, label, lambda cell: float(cell["checkpoints"][-1][key]), None, 0)
+    return Measure(label, lambda cell: float(cell["checkpoints"][-1][key]), None, 0)

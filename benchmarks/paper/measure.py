@@ -55,8 +55,16 @@ def measure(
             "most": int(times.times.max()),
             "pools": {str(epoch): size for epoch, size in times.pools.items()},
         },
+        "updates": updates(run),
         "recorder_share": recorder_share(run).value,
     }
+
+
+def updates(run: Run) -> dict[str, float | None]:
+    """Return which share of the updates was clipped, and the mean norm of the gradient before clipping."""
+    columns = {name: run.steps().column(name).to_pylist() for name in ("clipped", "grad_norm")}
+    known = {name: [float(value) for value in column if value is not None] for name, column in columns.items()}
+    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
 
 
 def _checkpoints(run: Run, logged: Sequence[Mapping[str, Any]], groups: Sequence[str] | None) -> list[dict[str, Any]]:
@@ -129,7 +137,9 @@ def _locality(run: Run) -> dict[str, Any]:
         entry: dict[str, Any] = {}
         for name in ("series", "matrix"):
             test = getattr(one, name)
-            entry[name] = None if test is None else {"value": test.value, "p": test.p}
+            entry[name] = None
+            if test is not None:
+                entry[name] = {"value": test.value, "p": test.p, "steps": test.steps, "reason": test.reason}
         entry["slope"] = None if one.slope is None else one.slope.value
         entry |= {f"{name}_reason": reason for name, reason in one.reasons.items()}
         result[signal] = entry

@@ -37,10 +37,11 @@ def curves(setting: Setting, cells: Sequence[Result], arms: Sequence[str]) -> Fi
         if arm == setting.baseline:
             continue
         compared = [difference(cells, setting.baseline, arm, score(name, at, label, better)) for at in known]
-        pairs = [(at, *_middle(one)) for at, one in zip(known, compared, strict=True) if one is not None]
-        where = steps[[at for at, _, _ in pairs]] + (number - len(shown) / 2) * width
-        style = {"fmt": "o", "color": colour, "markersize": 3, "capsize": 2, "linewidth": 1}
-        lower.errorbar(where, [mean for _, mean, _ in pairs], [reach for _, _, reach in pairs], **style)
+        for at, one in zip(known, compared, strict=True):
+            if one is not None:
+                mean, reach = _middle(one)
+                style = {"fmt": "o", "color": colour, "markersize": 3, "capsize": 2, "linewidth": 1}
+                lower.errorbar([steps[at] + (number - len(shown) / 2) * width], [mean], reach, **style)
     upper.set_ylabel(f"{label} ({better} is better)")
     lower.axhline(0.0, color="#555555", linewidth=0.8)
     lower.set_ylabel(f"difference to {setting.baseline}")
@@ -61,7 +62,7 @@ def forest(setting: Setting, cells: Sequence[Result], arms: Sequence[str], measu
             if one is None:
                 continue
             mean, reach = _middle(one)
-            panel.errorbar([mean], [row], xerr=[reach], fmt="o", color=COLOURS[0], markersize=4, capsize=3)
+            panel.errorbar([mean], [row], xerr=reach, fmt="o", color=COLOURS[0], markersize=4, capsize=3)
         panel.axvline(0.0, color="#555555", linewidth=0.8)
         panel.set_title(f"{measure.label}\n({measure.better or 'neither'} is better)", fontsize="small")
         panel.set_yticks(range(len(others)), others, fontsize="small")
@@ -71,8 +72,8 @@ def forest(setting: Setting, cells: Sequence[Result], arms: Sequence[str], measu
     return figure
 
 
-def _middle(one: PairedComparison | float) -> tuple[float, float]:
-    """Return a difference and half the width of its interval, 0 where there is none."""
+def _middle(one: PairedComparison | float) -> tuple[float, float | None]:
+    """Return a difference and half the width of its interval, None where it has none: then no bar is drawn."""
     if isinstance(one, float):
-        return one, 0.0
-    return one.mean, 0.0 if one.high is None else one.high - one.mean
+        return one, None
+    return one.mean, None if one.high is None else one.high - one.mean

@@ -86,7 +86,7 @@ def balance_section() -> str:
     ]
     for name, pair in PUBLISHED.items():
         cells = [f"{low:.3f} to {high:.3f}: {_where(pair, low, high)}" for low, high in (equal[name], real[name])]
-        lines.append(f"| {_NAMES[name]} | {pair[0]:.4g} → {pair[1]:.4g} | {cells[0]} | {cells[1]} |")
+        lines.append(f"| {_NAMES[name]} | {pair[0]:.3f} → {pair[1]:.3f} | {cells[0]} | {cells[1]} |")
     inside = all(low <= value <= high for name, (low, high) in real.items() for value in PUBLISHED[name])
     verdict = (
         "Everything depends on the sizes: with those that k-means gives here, all published figures lie where equal "

@@ -17,6 +17,7 @@ from benchmarks.paper.figures import (
     mean_score,
     score,
     seen,
+    series_r,
     training_reward,
 )
 from benchmarks.paper.settings import Setting
@@ -53,7 +54,7 @@ def dynamics(signals: Sequence[str] = ("weight", "hidden")) -> list[Measure]:
             inside(*path, "batch_coherence", label=f"batch coherence, {signal}"),
             inside(*path, "step_coherence", "mean", label=f"step coherence, {signal}", digits=4),
             inside(*path, "step_coherence", "disjoint", label=f"…, steps without a common sample, {signal}", digits=4),
-            inside("locality", signal, "series", "value", label=f"locality, series r, {signal}"),
+            series_r(signal),
             inside("locality", signal, "matrix", "value", label=f"locality, matrix r, {signal}"),
             inside("locality", signal, "slope", label=f"locality, slope of pairs, {signal}"),
         ]
@@ -64,6 +65,8 @@ def dynamics(signals: Sequence[str] = ("weight", "hidden")) -> list[Measure]:
         seen("tokens", "tokens"),
         inside("exposure", "gini", label="Gini of exposure"),
         inside("organizer_epochs", label="organizer epochs", digits=1),
+        inside("updates", "clipped", label="share of updates clipped"),
+        inside("updates", "grad_norm", label="gradient norm before clipping", digits=2),
     ]
 
 

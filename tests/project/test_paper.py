@@ -7,6 +7,7 @@ import sys
 import types
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("trl", reason="benchmarks/paper trains with TRL")
@@ -24,9 +25,10 @@ from benchmarks.paper.cell import finished, result_file
 from benchmarks.paper.claims import Test as ClaimTest
 from benchmarks.paper.claims import finding
 from benchmarks.paper.correctness import answers_right
-from benchmarks.paper.figures import Measure, difference, holm, inside, level, mean_score, score, seeds_needed
+from benchmarks.paper.figures import Measure, difference, holm, inside, level, mean_score, score, seeds_needed, series_r
 from benchmarks.paper.material import Material, embed, pick, write_rows
 from benchmarks.paper.page import DOCS, write
+from benchmarks.paper.pictures import curves
 from benchmarks.paper.settings import FOLDER, load, merged
 from benchmarks.paper.tables import markdown
 from sdo import SDO, Embeddings
@@ -187,6 +189,9 @@ def test_a_tiny_model_goes_through_the_papers_setting(name, measure, tiny, tmp_p
     # The rewards of a model that knows nothing tie, so that its steps have no direction.
     assert (found["signals"]["weight"]["step_coherence"]["mean"] is None) == (name == "grpo")
     assert (found["checkpoints"][-1].get("training_reward") is not None) == (name == "grpo")
+    rows = pq.read_table(tmp_path / "work" / "sdo-419" / "steps").to_pylist()
+    assert found["updates"]["clipped"] == sum(row["clipped"] is True for row in rows) / 4
+    assert found["updates"]["grad_norm"] == pytest.approx(sum(row["grad_norm"] for row in rows) / 4, rel=1e-6)
     text = markdown(setting, [found])
     assert "sdo" in text
     assert "nan" not in text
@@ -471,7 +476,7 @@ def test_holm_is_the_step_down_rule():
     [
         ([0.80, 0.82, 0.81], "as claimed", "–"),
         ([1.20, 1.22, 1.21], "the other way", "–"),
-        ([1.20, 0.83, 1.01], "undetermined", "more than 0.473 is unlikely; the published 0.100 takes 29 seeds"),
+        ([1.20, 0.83, 1.01], "undetermined", "more than 0.473 is unlikely; the published 0.1 takes 29 seeds"),
         ([1.0, 1.001, 1.002], "undetermined", "the differences do not vary"),
         ([0.8], "no verdict", "more seeds"),
         ([], "not measured", "cells of sdo"),
@@ -490,7 +495,7 @@ def test_a_difference_that_would_have_shown_is_said():
     ends = {"uniform": [1.0, 1.0, 1.0], "sdo": [0.99, 1.01, 1.0]}
     cells = [_made(arm, seed, [2.0, end]) for arm, each in ends.items() for seed, end in enumerate(each)]
     test = ClaimTest("mine", "sdo", "uniform", score("eval_loss", -1, "loss", "lower"), None, 0.5)
-    assert "the published 0.500 would have shown" in finding(test, {"mine": cells}).more
+    assert "the published 0.5 would have shown" in finding(test, {"mine": cells}).more
     floor = [_made(arm, s, [2.0, 0.0]) for arm in ("uniform", "sdo") for s in range(3)]
     assert finding(test, {"mine": floor}).more == "0.000 in every cell: it says nothing here"
 
@@ -525,7 +530,36 @@ def test_the_page_is_made_of_the_committed_figures(tmp_path):
         assert (DOCS / file.name).is_file()
 
 
-def test_measures_have_one_name_each():
-    measure = Measure("a", "b", lambda cell: None)
+def test_later_checkpoints_alone_speak_of_arms_that_part_late():
+    cell = _made("sdo", 419, [9.0, 8.0, 3.0, 1.0])
+    assert mean_score("eval_loss", "loss", "lower").of(cell) == pytest.approx(4.0)
+    assert mean_score("eval_loss", "loss", "lower", first=2).of(cell) == pytest.approx(2.0)
+    epochs = {"families-small": [("static-graph", 3), ("no-exposure", 3), ("retain03", 3), ("delta-tau1", 3)]}
+    for label, arms in epochs.items():
+        cells = finished(load(label.split("-")[0], "small"))
+        for arm, first in arms:  # what the page takes for granted of its own cells
+            for at in range(first + 1):
+                one = difference(cells, "sdo", arm, score("eval_loss", at, "loss", "lower"))
+                assert (one.low is None and one.mean == 0) == (at < first)
+
+
+def test_a_series_of_few_steps_is_left_out():
+    cell = {"locality": {"hidden": {"series": {"value": -0.5}}}, "signals": {"hidden": {"batch_coherence_steps": 15}}}
+    assert series_r("hidden").of(cell) is None
+    cell["signals"]["hidden"]["batch_coherence_steps"] = 90
+    assert series_r("hidden").of(cell) == -0.5
+
+
+def test_a_difference_without_an_interval_has_no_bar():
+    setting = load("families", "small")
+    one = [_made(arm, 419, [2.0, 1.0]) for arm in ("uniform", "sdo")]
+    several = [_made(arm, seed, [2.0, 1.0 + seed * (arm == "sdo")]) for arm in ("uniform", "sdo") for seed in (1, 2)]
+    for cells, bars in ((one, 0), (several, 1)):  # of two checkpoints the first is the same for all seeds
+        lower = curves(setting, cells, ["uniform", "sdo"]).axes[1]
+        assert sum(len(container.lines[2]) for container in lower.containers) == bars
+
+
+def test_a_measure_without_a_number_has_no_level():
+    measure = Measure("b", lambda cell: None)
     assert level([_made("sdo", 1, [1.0])], "sdo", measure) is None
     assert difference([_made("sdo", 1, [1.0])], "uniform", "sdo", measure) is None
