@@ -19,7 +19,11 @@ _NUMBER = re.compile(
     r"(?<![\w.])(?P<sign>(?<![\w)%])[-+])?(?:[$€£¥₹]\s?(?P<inner>-)?)?"
     r"(?P<digits>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:\s?/\s?(?P<below>0*[1-9]\d*))?"
 )
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+# A number before it makes a mixed number of it.
+_FRACTION = re.compile(
+    r"(?:(?<![\w.,^])(?P<whole>\d{1,3}(?:,\d{3})+|\d+) *)?"
+    r"\\[dt]?frac\s*\{(?P<above>[^{}]*)\}\s*\{(?P<below>[^{}]*)\}"
+)
 _LATEX = (("{,}", ","), ("\\,", ""), ("\\!", ""), ("\\$", "$"), ("\\%", "%"), ("−", "-"), ("–", "-"))
 _MARK, _BOX = "####", "\\boxed{"
 _DIGITS = 100  # no answer is longer; int() refuses 4,300 digits
@@ -38,18 +42,21 @@ def final_number(text: str) -> Fraction | None:
     -------
     fractions.Fraction or None
         The exact value: ``3``, ``3.0`` and ``6/2`` are equal. Thousands separators, currency and percent signs are
-        read over: ``20%`` is 20. None where there is no number.
+        read over: ``20%`` is 20. LaTeX's fractions are read with their sign, and as mixed numbers after a whole
+        number. None where there is no number.
 
     Examples
     --------
     >>> [str(final_number(text)) for text in ("so 2 * 9 = $18.50.", "#### 1,080 eggs", r"\boxed{\frac{3}{4}}", "-$5")]
     ['37/2', '1080', '3/4', '-5']
+    >>> [str(final_number(text)) for text in (r"\boxed{-\frac{1}{2}}", r"\boxed{2\frac{1}{2}}")]
+    ['-1/2', '5/2']
     >>> final_number("none") is None
     True
     """
     for raw, plain in _LATEX:
         text = text.replace(raw, plain)
-    text = _FRACTION.sub(r" \1/\2 ", text)
+    text = _FRACTION.sub(_plain_fraction, text)
     if _MARK in text:
         line = text.split(_MARK, 1)[1].strip().split("\n", 1)[0]
         marked = _first(_NUMBER.finditer(line))
@@ -60,6 +67,16 @@ def final_number(text: str) -> Fraction | None:
         if boxed is not None:
             return boxed
     return _last(text)
+
+
+def _plain_fraction(found: re.Match[str]) -> str:
+    """A fraction of LaTeX as ``above/below``; a mixed number, of a whole number and a proper fraction, as one too."""
+    whole, above, below = (found["whole"] or "").replace(",", ""), found["above"].strip(), found["below"].strip()
+    if all(part.isdecimal() and len(part) <= _DIGITS for part in (whole, above, below)) and int(above) < int(below):
+        return f"{int(whole) * int(below) + int(above)}/{below} "
+    before = found["whole"] or found.string[: found.start()][-1:]
+    # What stands before must not run into the number, unless it is its sign.
+    return f"{found['whole'] or ''}{'' if before in ('', '-', '+') else ' '}{above}/{below} "
 
 
 def _last(text: str) -> Fraction | None:
