@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -182,23 +183,46 @@ def load_reward(name: str, answer_column: str) -> Reward:
     Raises
     ------
     InputError
-        If there is no such reward.
+        If there is no such reward, or its module cannot be imported; file and line are named where they are known.
     """
     if name in READY:
         return READY[name](answer_column)
-    module, colon, function = name.partition(":")
-    if not colon or not module or not function:
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise InputError(f"reward is {name!r}; expected {', '.join(READY)} or module:function")
     if os.getcwd() not in sys.path:  # a command's own folder comes first there, and not the user's
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), function, None)
-    except ImportError as error:
-        raise InputError(f"reward {name}: {error}; expected a module that can be imported from here") from error
+    except Exception as error:  # the module's own code runs, and may raise anything
+        raise InputError(f"reward {name}: {_why_not_imported(module, error)}") from error
     if not callable(found):
         raise InputError(f"reward {name}: module {module} has no function {function}")
     reward: Reward = found
     return reward
+
+
+def _why_not_imported(module: str, error: Exception) -> str:
+    """What is wrong with a module, where, and how to mend it; one that is missing itself is told from one it lacks."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and f"{module}.".startswith(f"{missing}."):
+        return (
+            f"there is no module {missing!r}; expected one that can be imported from here; "
+            f"mend: start in the folder that holds {missing.replace('.', '/')}.py, or install its package"
+        )
+    place = f"module {module}"
+    ours = (__file__, importlib.__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
+    frames = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    if frames:  # else nothing of the module ran
+        place = f"{frames[-1].filename}, line {frames[-1].lineno}"
+    if missing is not None:
+        return f"{place}: there is no module {missing!r}, which {module} needs; mend: install it, or correct its name"
+    if isinstance(error, SyntaxError):
+        place = place if error.filename is None else f"{error.filename}, line {error.lineno}"
+        return f"{place}: {error.msg}; expected Python; mend: correct it there"
+    line = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    return f"{place}: {line}; expected a module that is imported without an error; mend: correct it there"
 
 
 def check_answers(answers: Sequence[Any], answer_column: str = "answer") -> None:

@@ -146,11 +146,40 @@ def test_rewards_are_found_by_name_and_by_module(tmp_path, monkeypatch):
     for name, message in {
         "gsm8": "expected gsm8k, math_verify or module:function",
         "rewards_of_mine:other": "has no function other",
-        "no_such_module:score": "No module named 'no_such_module'",
+        "no_such_module:score": "there is no module 'no_such_module'; expected one that can be imported from here",
+        "json.none:score": r"there is no module 'json\.none'; .* the folder that holds json/none\.py",
         ":score": "expected gsm8k",
+        ".x:y": r"reward is '\.x:y'; expected gsm8k, math_verify or module:function",
+        "a..b:y": "expected gsm8k",
+        "x:y z": "expected gsm8k",
     }.items():
         with pytest.raises(InputError, match=message):
             load_reward(name, "answer")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def f(:\n", r"broken\.py, line 1: invalid syntax; expected Python; mend: "),
+        (
+            "import os\nimport no_such_package.part\n",
+            r"broken\.py, line 2: there is no module 'no_such_package', which broken ",
+        ),
+        ("from os import nothing\n", r"broken\.py, line 1: ImportError: cannot import name 'nothing'"),
+        ("x = 1\n\nx / 0\n", r"broken\.py, line 3: ZeroDivisionError: division by zero; expected a module that is"),
+        ("raise ValueError('a\\nb')\n", r"broken\.py, line 1: ValueError: a; expected"),
+        ("raise KeyError\n", r"broken\.py, line 1: KeyError; expected"),
+        ("x = 1\0", r"broken.*null bytes"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line_with_its_place(tmp_path, monkeypatch, text, message):
+    (tmp_path / "broken.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(InputError, match=f"^reward broken:f: .*{message}") as refusal:
+        load_reward("broken:f", "answer")
+    assert "\n" not in str(refusal.value)
+    assert "None" not in str(refusal.value)
 
 
 def test_math_verify_is_an_extra(monkeypatch):
