@@ -116,6 +116,8 @@ class Plan(ABC):
         epoch
             e, from 0.
         """
+        if epoch < 0:
+            raise IndexError(f"epoch is {epoch}; epochs count from 0")
         while len(self._epochs) <= epoch:
             before = self._epochs[-1] if self._epochs else None
             first = before.first_step + before.steps if before else 0

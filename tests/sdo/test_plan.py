@@ -62,6 +62,14 @@ def test_steps_count_from_zero():
             plan.batches(-2, 1)
 
 
+def test_epochs_count_from_zero():
+    for plan in plans():
+        for _ in range(2):
+            with pytest.raises(IndexError, match="epoch is -1; epochs count from 0"):
+                plan.epoch(-1)
+            plan.epoch(1)  # now there are epochs at the end of a list
+
+
 @pytest.mark.parametrize("rows", [[3, 1, 17, 9, 22], np.array([22, 9, 17, 1, 3]), np.array([1, 1, 3, 9, 17, 22])])
 def test_a_plan_over_some_rows_is_over_their_set(rows):
     """Neither order nor repetition matter: the ids are a set, ascending."""
