@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from diagnostics.forecast import Shape, Stream, count_rows, forecast
+from diagnostics import forecast as module
+from diagnostics.forecast import Shape, Stream, count_epochs, count_rows, forecast
+from sdo import SDO, Uniform
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,31 @@ def test_bytes_are_those_of_the_run(forty, kit):
     # Where sketches are what takes the space, the forecast is close.
     weight = sum(entry.bytes for entry in found if entry.name.startswith("gradients/weight"))
     assert weight == pytest.approx(sizes["gradients/weight"], rel=0.03)
+
+
+def test_rows_of_exposure_are_those_of_the_run(forty, kit):
+    """SDO's later epochs are shorter than its first; each that is begun is written."""
+    (found,) = (one for one in forecast(shape_of(forty, kit), forty.handle.plan) if one.name == "exposure")
+    assert found.rows == len(forty.rows("exposure"))
+    twice = forecast(shape_of(forty, kit, steps=80, steps_per_batch=2), forty.handle.plan)
+    assert [one.rows for one in twice if one.name == "exposure"] == [found.rows]
+
+
+def test_epochs_are_the_plans_own():
+    matrix = np.random.default_rng(0).standard_normal((200, 8))
+    for plan in (SDO(matrix, k=4, seed=1).plan(8), Uniform(200, seed=1).plan(8)):
+        for batches in (1, plan.epoch(0).steps, plan.epoch(0).steps + 1, 399, 400):
+            fresh = plan.redraw(1)
+            assert count_epochs(fresh, batches) == plan.epoch_of(batches - 1).organizer_epoch + 1
+
+
+def test_epochs_of_a_long_run_are_estimated_without_making_them(monkeypatch):
+    matrix = np.random.default_rng(0).standard_normal((200, 8))
+    plan = SDO(matrix, k=4, seed=1).plan(8)
+    exact = plan.redraw(1).epoch_of(1999).organizer_epoch + 1
+    monkeypatch.setattr(module, "_PLANNED", 200 * 5)
+    assert count_epochs(plan, 2000) == pytest.approx(exact, rel=0.2)
+    assert "5 epochs made" in repr(plan)
 
 
 def test_streams_that_a_run_does_not_have_are_left_out(forty, kit):
