@@ -1,12 +1,15 @@
 """What differs between the supported versions of transformers, in one place.
 
-Supported are transformers 5.0 and later with TRL 1.16: its SFT outputs carry log-probabilities of single tokens, which
-losses per sample are read off. TRL 1.12 to 1.14 return neither those nor logits, and 1.15 trains on CUDA alone.
+Supported are transformers 5.0 and later with TRL from :data:`OLDEST_TRL`: its SFT outputs carry log-probabilities of
+single tokens, which losses per sample are read off. TRL 1.12 to 1.14 return neither those nor logits, and 1.15 trains
+on CUDA alone.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+OLDEST_TRL = "1.16"  # pyproject.toml has the same; a test compares them
 
 
 def checkpointing_name(args: Any) -> str:

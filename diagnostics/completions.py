@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from diagnostics.batch_ids import BATCH_KEY, BatchIds, IdChannel
+from diagnostics.compat import OLDEST_TRL
 from diagnostics.processes import Processes
 from sdo.errors import InputError
 
@@ -96,7 +97,7 @@ def unfollowed(trainer: Any) -> list[str]:
     if missing:
         found.append(
             f"{type(trainer).__name__} has no method {missing[0]}; expected a GRPOTrainer or RLOOTrainer of a TRL "
-            "release from 1.12; mend: pip install 'trl>=1.12'"
+            f"release from {OLDEST_TRL}; mend: pip install 'trl>={OLDEST_TRL}'"
         )
     return found
 

@@ -21,7 +21,7 @@ from diagnostics.recorder import GradientRecorder
 from diagnostics.runlog import check_free
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
 from diagnostics.taps import tap_makers
-from diagnostics.trial import MicroStep, run_micro_step, untouched
+from diagnostics.trial import MicroStep, refused_as_training_would, run_micro_step, untouched
 from sdo.errors import InputError
 from sdo.figures import epoch_figures
 from sdo.plan import Plan
@@ -143,17 +143,13 @@ class _Examination:
         if self._kind is None or len(self._refused) > before:
             return
         try:
-            with untouched(self._trainer):
+            with refused_as_training_would("the first micro-step fails"), untouched(self._trainer):
                 loader = self._trainer.get_train_dataloader()
                 self._schedule = _schedule(self._trainer, loader)
                 taps = list(self._taps.values())
                 self._step = run_micro_step(self._trainer, self._kind, loader, taps, self._micros, rows)
         except InputError as error:
             self._refused.append(str(error))
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-            # The user's model, collator and loss run here, and what they raise is what training would end with.
-            line = next(iter(str(error).strip().splitlines()), "")
-            self._refused.append(f"the first micro-step fails, and so would training: {type(error).__name__}: {line}")
 
     def diagnosis(self, *, recorded: bool, ids: str) -> Diagnosis:
         """Put everything together."""

@@ -22,7 +22,7 @@ from torch.nn import functional
 from diagnostics.batch_ids import IGNORED
 from diagnostics.exact import SketchCheck
 from diagnostics.kinds import TrainerKind
-from diagnostics.signals import Clock, Current, HiddenTap, MicroBatch, WeightTap, find_decoder
+from diagnostics.signals import Clock, Current, HiddenTap, MicroBatch, WeightTap, final_states, find_decoder
 from diagnostics.sketch import GradientSketch
 from sdo.errors import InputError
 
@@ -306,8 +306,7 @@ class HeadTap:
     # ------------------------------------------------------------------ hooks
 
     def _on_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
-        hidden = getattr(output, "last_hidden_state", None)
-        hidden = output[0] if hidden is None and isinstance(output, tuple) else hidden
+        hidden = final_states(output)
         if hidden is None or not torch.is_grad_enabled():
             return
         kind = hidden.device.type

@@ -25,7 +25,7 @@ from diagnostics.launch import check_launch, no_ids_came, require_positions
 from diagnostics.signals import DEFAULT_SIGNALS, SILENT, MicroBatch, WeightTap, find_decoder
 from diagnostics.step_rows import make_row
 from diagnostics.taps import Taps, tap_makers
-from diagnostics.trial import fetch, forward_backward, listening, untouched
+from diagnostics.trial import fetch, forward_backward, listening, refused_as_training_would, untouched
 from sdo.errors import InputError
 
 NORM_STATE = "raw, unscaled, of the loss summed over the sample's tokens"
@@ -216,17 +216,9 @@ class _Collector:
     def take(self, sample: int, position: int) -> None:
         """Add one sample."""
         self._micros.clear()
-        try:
+        with refused_as_training_would(f"forward and backward of sample {sample} fail"):
             inputs = fetch(self._trainer, self._loader, [position])
             forward_backward(self._trainer, inputs, list(self._taps.values()))
-        except InputError:
-            raise
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-            # The user's model, collator and loss run here, and what they raise is what training would end with.
-            line = next(iter(str(error).strip().splitlines()), "")
-            raise InputError(
-                f"forward and backward of sample {sample} fail, and so would training: {type(error).__name__}: {line}"
-            ) from error
         if not self._micros or self._micros[-1].sample_ids != [sample]:
             raise InputError(no_ids_came())
         micro = self._micros[-1]

@@ -18,6 +18,7 @@ from accelerate.state import GradientState
 from torch import nn
 
 from diagnostics.batch_ids import BatchIds
+from diagnostics.compat import OLDEST_TRL
 from diagnostics.exact import SketchCheck, device_norm
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import SampleLosses
@@ -32,8 +33,8 @@ DEFAULT_SIGNALS = ("weight", "hidden")
 SILENT = {
     "weight": "its parameter got no gradient in backward: the loss does not reach it, or it is sharded",
     "hidden": "the decoder's output was not part of the loss, or gradients were disabled",
-    "head_only": "the loss was made neither from the head's output nor by the fused head of TRL 1.16; a kernel such as "
-    "Liger's, or TRL's own of before, hides both",
+    "head_only": "the loss was made neither from the head's output nor by the fused head of TRL from "
+    f"{OLDEST_TRL}; a kernel such as Liger's, or TRL's own of before, hides both",
 }
 
 
@@ -173,6 +174,12 @@ def find_decoder(model: nn.Module) -> tuple[nn.Module, int]:
             "expected a causal language model of transformers; mend: signals=['weight']"
         )
     return decoder, int(unwrapped.config.get_text_config().hidden_size)
+
+
+def final_states(output: Any) -> Any:
+    """Return the hidden states, shape (sequences, T, H), in a decoder's output or tuple; None where there are none."""
+    hidden = getattr(output, "last_hidden_state", None)
+    return output[0] if hidden is None and isinstance(output, tuple) else hidden
 
 
 @dataclass(frozen=True)
@@ -365,8 +372,7 @@ class HiddenTap:
             self.check.add(step, total.float(), self.sketch.sketch(total.float()))
 
     def _on_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        hidden = getattr(output, "last_hidden_state", None)
-        hidden = output[0] if hidden is None and isinstance(output, tuple) else hidden
+        hidden = final_states(output)
         _, micros = self.current()
         if hidden is None or not hidden.requires_grad or not micros:
             return

@@ -24,6 +24,7 @@ from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import sample_losses
 from diagnostics.signals import MicroBatch
+from sdo.errors import InputError
 
 # Completions of the micro-step: long enough to prove everything, short enough not to wait for.
 GENERATED_TOKENS = 16
@@ -204,6 +205,29 @@ def _generated(trainer: Any, items: list[Any], rows: int) -> dict[str, Any]:
     group: dict[str, Any] = trainer._generate_and_score_completions(items)
     per_row = {key: value for key, value in group.items() if getattr(value, "ndim", 1) and value is not None}
     return {**group, **{key: value[:rows] for key, value in per_row.items()}}
+
+
+@contextlib.contextmanager
+def refused_as_training_would(what: str) -> Iterator[None]:
+    """Say in one line what the user's model, collator or loss raises: training would end with it.
+
+    Parameters
+    ----------
+    what
+        What fails, with its verb, such as "the first micro-step fails".
+
+    Raises
+    ------
+    InputError
+        In place of what is raised; one that is raised passes through.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        line = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        raise InputError(f"{what}, and so would training: {line}") from error
 
 
 @contextlib.contextmanager

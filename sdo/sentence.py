@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sdo.errors import InputError
+from sdo.sources import HUB_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 POOLINGS = ("own", "mean", "cls", "last")
 _POOLING_MODES = {"mean": "mean", "cls": "cls", "last": "lasttoken"}
 _MARKS = ("config.json", "modules.json")
-_HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 _WAIT = 10.0  # seconds for the hub's answer
 
 
@@ -85,7 +84,7 @@ def find_model(name: str, revision: str | None = None) -> ModelPlace:
         if revision is not None:
             raise InputError(f"--revision {revision}: {name} is a local folder and has none; mend: leave it out")
         return ModelPlace(name, "local folder", _folder_sha256(folder), cached=True)
-    if not _HUB_ID.fullmatch(name):
+    if not HUB_ID.fullmatch(name):
         there = "holds no config.json" if folder.is_dir() else "is no folder, and cannot be a hub id"
         raise InputError(f"--model {name} {there}; expected a folder with config.json, or a hub id such as org/model")
     return _find_on_hub(name, revision)

@@ -18,7 +18,7 @@ from sdo.errors import InputError
 from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-_HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
+HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")  # what can be one, of a dataset or a model
 _DATA = ("*.jsonl", "*.json", "*.csv", "*.parquet", "*.arrow", "state.json", "dataset_info.json")
 _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
@@ -191,7 +191,7 @@ def locate(name: str) -> Place:
         return Place("file", name, path)
     if path.is_dir() and any(next(path.rglob(pattern), None) for pattern in _DATA):
         return Place("folder", name, path)
-    if path.suffix.lower() in _BUILDERS or not _HUB_ID.fullmatch(name):
+    if path.suffix.lower() in _BUILDERS or not HUB_ID.fullmatch(name):
         there = "holds no data files" if path.is_dir() else "no such file or folder"
         raise InputError(f"{name}: {there}; expected a .jsonl, .csv or .parquet file, a folder with such, or a hub id")
     return Place("hub dataset", name)

@@ -36,9 +36,9 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     Parameters
     ----------
     trainer
-        An ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` or ``RewardTrainer`` of TRL (a pair is one sample) or a plain
-        ``transformers.Trainer``, in one process or in each of several under DDP, with a map-style training dataset.
-        Only this object changes.
+        An ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer``, ``RewardTrainer`` (a pair is one sample), ``GRPOTrainer`` or
+        ``RLOOTrainer`` of TRL (a prompt is one, see below), or a plain ``transformers.Trainer``, in one process or in
+        each of several under DDP, with a map-style training dataset. Only this object changes.
     organizer
         :class:`~sdo.SDO` or :class:`~sdo.Uniform`.
     id_column

@@ -136,7 +136,7 @@ def as_completions(dataset: Any, options: SFTColumns, tokenizer: Any, *, id_colu
         Named in errors.
     """
     wanted = {"prompt": options.prompt_column, "completion": options.completion_column}
-    require_columns(dataset, wanted, id_column, what)
+    require_named_columns(dataset, wanted, id_column, what)
     if (wanted["prompt"] is None) != (wanted["completion"] is None):
         raise InputError("prompt_column and completion_column go together; expected both or neither")
     if wanted["prompt"] is None:
@@ -159,7 +159,7 @@ def as_pairs(dataset: Any, options: DPOColumns, tokenizer: Any, *, id_column: st
         As for :func:`as_completions`.
     """
     named = {"prompt": options.prompt_column, "chosen": options.chosen_column, "rejected": options.rejected_column}
-    require_columns(dataset, named, id_column, what)
+    require_named_columns(dataset, named, id_column, what)
     wanted = {name: column or name for name, column in named.items()}
     if not {wanted["chosen"], wanted["rejected"]} <= set(dataset.column_names):
         raise InputError(
@@ -173,7 +173,7 @@ def as_pairs(dataset: Any, options: DPOColumns, tokenizer: Any, *, id_column: st
     return _renamed(dataset, present, options.chat if "prompt" in present else False, tokenizer, id_column)
 
 
-def require_columns(dataset: Any, wanted: Mapping[str, str | None], id_column: str, what: str) -> None:
+def require_named_columns(dataset: Any, wanted: Mapping[str, str | None], id_column: str, what: str) -> None:
     """Refuse columns that the data do not have, with the nearest names.
 
     Parameters

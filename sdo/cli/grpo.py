@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdo.cli.data import require_columns
+from sdo.cli.data import require_named_columns
 from sdo.cli.train import add_training_parser
 from sdo.cli.trainer import Method, prepare, train
 from sdo.errors import InputError
@@ -49,14 +49,14 @@ def as_prompts(dataset: Any, options: GRPOColumns, tokenizer: Any, *, id_column:
     """
     ready = [name for name in options.reward if name in READY]
     column = options.prompt_column or "prompt"
-    require_columns(dataset, {"prompt": options.prompt_column}, id_column, what)
+    require_named_columns(dataset, {"prompt": options.prompt_column}, id_column, what)
     if column not in dataset.column_names:
         raise InputError(
             f"{what} has the columns {', '.join(c for c in dataset.column_names if c != id_column)}; expected prompt; "
             "mend: name yours with prompt_column"
         )
     if ready:
-        require_columns(dataset, {"answer": options.answer_column}, id_column, what)
+        require_named_columns(dataset, {"answer": options.answer_column}, id_column, what)
         if "gsm8k" in ready:
             check_answers(dataset[options.answer_column], options.answer_column)
     if options.prompt_column is None and options.system_prompt is None:

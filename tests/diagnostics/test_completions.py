@@ -15,7 +15,8 @@ from trl import GRPOTrainer, RLOOTrainer
 from analysis import Run, batch_coherence
 from diagnostics import GradientRecorder, doctor
 from diagnostics.batch_ids import IdChannel, _channels
-from diagnostics.completions import follow_completions, tied_rewards
+from diagnostics.compat import OLDEST_TRL
+from diagnostics.completions import follow_completions, tied_rewards, unfollowed
 from sdo import SDO, InputError, Uniform, attach
 from tests.generation import MATRIX, N, Watch, dataset, make, odd_length
 from tests.llama import tiny_llama
@@ -356,3 +357,9 @@ def test_the_doctor_forecasts_what_is_written(tokenizer, tmp_path):
     kinds = table(tmp_path / "run", "gradients/hidden").kind.value_counts()
     assert forecast["gradients/hidden, sample"] == kinds["sample"]
     assert forecast["gradients/hidden, step"] == kinds["step"]
+
+
+def test_another_trl_is_refused_with_the_one_that_is_supported():
+    """The trainer of a release whose methods have other names."""
+    (refusal,) = unfollowed(object())
+    assert refusal.endswith(f"of a TRL release from {OLDEST_TRL}; mend: pip install 'trl>={OLDEST_TRL}'")

@@ -11,6 +11,8 @@ import torch
 from diagnostics import doctor
 from diagnostics.batch_ids import _channels
 from diagnostics.sample_gradients import sample_gradients
+from diagnostics.trial import refused_as_training_would
+from sdo.errors import InputError
 
 
 def fresh(kit, runs, name, folder):
@@ -108,3 +110,22 @@ def test_a_model_with_dropout_and_buffers_trains_as_without_it(kit, tmp_path):
         ends.append(recorded.train().weights[-1])
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
     assert float(ends[0]["calls"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("rows differ\nin length"), "the step fails, and so would training: ValueError: rows differ"),
+        (KeyError("labels"), "the step fails, and so would training: KeyError: 'labels'"),
+        (AssertionError(), None),  # nothing that a model or a loss is known to raise: a fault, with its traceback
+        (RuntimeError(), "the step fails, and so would training: RuntimeError"),
+        (InputError("a refusal of ours"), "a refusal of ours"),
+    ],
+)
+def test_what_training_would_end_with_is_one_line(error, line):
+    with (
+        pytest.raises(type(error) if line is None else InputError) as raised,
+        refused_as_training_would("the step fails"),
+    ):
+        raise error
+    assert str(raised.value) == (line or "")

@@ -19,6 +19,12 @@ def requirements():
     return [needed for needed in found if needed.name != project["name"]]
 
 
+def test_the_remedies_name_the_oldest_trl():
+    compat = pytest.importorskip("diagnostics.compat")
+    (bound,) = {str(needed.specifier) for needed in requirements() if needed.name == "trl"}
+    assert bound == f">={compat.OLDEST_TRL}"
+
+
 def pins(name):
     lines = (line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines())
     pairs = [line.split("==") for line in lines if line]
