@@ -7,6 +7,7 @@ before a hub id of the same name, and a folder counts only if it holds data (dat
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")  # what can be one, of a dataset or a model
 _DATA = ("*.jsonl", "*.json", "*.csv", "*.parquet", "*.arrow", "state.json", "dataset_info.json")
+_SPLIT = "split"
 _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
@@ -225,8 +227,25 @@ def open_source(name: str, *, split: str | None = None, config: str | None = Non
     return Source(title, lambda columns: _dataset_rows(dataset, columns, title), place.path)
 
 
+def split_names(split: str) -> list[str]:
+    """Return the splits that a split or its slices name, each once.
+
+    Examples
+    --------
+    >>> split_names("train[:10%]+test+train[90%:]")
+    ['train', 'test']
+    """
+    return list(dict.fromkeys(name for name, _ in _parts(split)))
+
+
 def load_split(place: Place, config: str | None, split: str, *, progress: bool) -> Any:
-    """Load one split with ``datasets``, which maps it into memory; its many errors become one line.
+    """Load one split or slices of it with ``datasets``; parameters and errors are those of :func:`load_whole`."""
+    whole, positions = load_whole(place, config, split, progress=progress)
+    return whole if positions == list(range(len(whole))) else whole.select(positions)
+
+
+def load_whole(place: Place, config: str | None, split: str, *, progress: bool) -> tuple[Any, list[int]]:
+    """Load whole splits with ``datasets``, which maps them into memory, and say which rows a slice means.
 
     Parameters
     ----------
@@ -235,43 +254,84 @@ def load_split(place: Place, config: str | None, split: str, *, progress: bool) 
     config
         Configuration of a hub dataset.
     split
-        A split or a slice of it; a file has one, train.
+        A split, or slices as ``datasets`` takes them: ``train[:1000]``, ``train[50%:]``, ``train[-16:]``, and sums such
+        as ``train[:10%]+train[90%:]``. A file has one split, train.
     progress
         Whether ``datasets`` may draw progress bars.
+
+    Returns
+    -------
+    rows, positions
+        All rows of the splits that are named, one split after the other; and those meant, by their numbers among them.
 
     Raises
     ------
     InputError
-        If ``datasets`` is missing, or cannot load the split.
+        If ``datasets`` is missing, or cannot load the split; its many errors become one line.
     """
-    name, path = place.name, place.path
     try:
         import datasets
     except ImportError as error:
         raise InputError(
-            f"{name} needs the package datasets, which is not installed; expected it for folders and hub ids; "
+            f"{place.name} needs the package datasets, which is not installed; expected it for folders and hub ids; "
             "mend: pip install 'sdo-toolkit[encode]'"
         ) from error
     if not progress:
         datasets.disable_progress_bars()
+    what = f"{place.name} ({'hub id' if place.path is None else place.kind}), split {split}"
+    parts = [(name, _instruction(name, slice_, what)) for name, slice_ in _parts(split)]
     try:
-        if path is not None and path.is_file():
-            return datasets.load_dataset(_BUILDERS[path.suffix.lower()], data_files=str(path), split=split)
-        if path is not None and ((path / "state.json").is_file() or (path / "dataset_dict.json").is_file()):
-            loaded = datasets.load_from_disk(str(path))
-            if isinstance(loaded, datasets.DatasetDict):
-                if split not in loaded:
-                    raise ValueError(f"no such split; splits there: {', '.join(loaded)}")
-                return loaded[split]
-            return loaded
-        return datasets.load_dataset(str(path or name), config, split=split)
+        splits = {name: _load_split(place, config, name) for name in split_names(split)}
+        whole = next(iter(splits.values())) if len(splits) == 1 else datasets.concatenate_datasets([*splits.values()])
+        starts = dict(zip(splits, itertools.accumulate(map(len, splits.values()), initial=0), strict=False))
+        positions: list[int] = []
+        for name, instruction in parts:
+            (rows,) = instruction.to_absolute({_SPLIT: len(splits[name])})
+            positions += range(starts[name] + rows.from_, starts[name] + rows.to)
     except Exception as error:  # datasets raises many kinds for missing, offline and malformed sources
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        kind = "hub id" if path is None else place.kind
         raise InputError(
-            f"{name} ({kind}), split {split}: {first_line:.200}; expected a dataset that datasets can load; "
+            f"{what}: {first_line:.200}; expected a dataset that datasets can load; "
             "mend: check name, configuration and split; offline, a hub dataset has to be in the local cache"
         ) from error
+    return whole, positions
+
+
+def _parts(split: str) -> list[tuple[str, str]]:
+    """The name and the slice, or "", of each part of a sum."""
+    found = [re.fullmatch(r"([^\[(]*)(.*)", part, re.DOTALL) for part in re.split(r"\s*\+\s*", split)]
+    return [(part[1], part[2]) for part in found if part is not None]
+
+
+def _instruction(name: str, slice_: str, what: str) -> Any:
+    """A slice as ``datasets`` reads it, under a name that it takes; a saved dataset may have others."""
+    import datasets
+
+    try:
+        return datasets.ReadInstruction.from_spec(f"{_SPLIT}{slice_}")
+    except ValueError as error:
+        reason = str(error).replace(f"{_SPLIT}{slice_}", f"{name}{slice_}").rstrip(".")
+        raise InputError(
+            f"{what}: {reason}; expected a split or a slice of one, such as train[:1000], train[50%:], train[-16:] or "
+            "train[:10%]+train[90%:]"
+        ) from error
+
+
+def _load_split(place: Place, config: str | None, name: str) -> Any:
+    """The whole of one split."""
+    import datasets
+
+    path = place.path
+    if path is not None and path.is_file():
+        return datasets.load_dataset(_BUILDERS[path.suffix.lower()], data_files=str(path), split=name)
+    if path is not None and ((path / "state.json").is_file() or (path / "dataset_dict.json").is_file()):
+        loaded = datasets.load_from_disk(str(path))
+        if not isinstance(loaded, datasets.DatasetDict):  # one split, which train means too
+            loaded = {"train": loaded, str(loaded.split or "train"): loaded}
+        if name not in loaded:
+            raise ValueError(f"no such split; splits there: {', '.join(loaded)}")
+        return loaded[name]
+    return datasets.load_dataset(str(path or place.name), config, split=name)
 
 
 def _dataset_rows(dataset: Any, columns: Sequence[str], title: str) -> Iterator[tuple[str, Row]]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sdo.errors import InputError, suggest
-from sdo.sources import load_split, locate
-
-_SLICE = re.compile(r"(?P<split>[\w.-]+)\[(?P<start>\d*):(?P<stop>\d*)\]")
+from sdo.sources import load_whole, locate, split_names
 
 
 @dataclass
@@ -53,14 +50,14 @@ class DPOColumns:
 
 @dataclass
 class Rows:
-    """One split of a dataset, or a slice of it.
+    """One split of a dataset, or slices of it.
 
     Attributes
     ----------
     dataset
         The rows, with a column of sample ids: that of the data, or each row's position in the whole split.
     whole
-        Rows of the whole split; None where the data brought their own ids.
+        How many rows the whole split has; None where the data brought their own ids.
     source
         Where they come from, in words.
     """
@@ -80,7 +77,8 @@ def load_rows(name: str | None, config: str | None, split: str, *, id_column: st
     config
         ``dataset_config``.
     split
-        A split, with an optional slice such as ``train[:6796]``.
+        A split, with an optional slice such as ``train[:6796]``, ``train[50%:]`` or ``train[-16:]``; of a sum of
+        several the whole is all rows of the splits that it names, one split after the other.
     id_column
         Column of sample ids; made where the data have none.
     what
@@ -91,31 +89,27 @@ def load_rows(name: str | None, config: str | None, split: str, *, id_column: st
     InputError
         If the source is missing, offline, malformed or empty.
     """
-    whole, start, stop = split, None, None
-    if (cut := _SLICE.fullmatch(split)) is not None:
-        whole, start, stop = cut["split"], cut["start"], cut["stop"]
     if not name:
         raise InputError(f"{what} is missing; expected a .jsonl, .csv or .parquet file, a folder or a hub id")
     try:
         place = locate(name)
-        if place.kind == "file" and whole != "train":
+        if place.kind == "file" and split_names(split) != ["train"]:
             raise InputError(
                 f"{name} is one file and has one split, train; got {split}; mend: a slice such as "
                 "dataset_test_split: train[1000:], or a folder with train.jsonl and test.jsonl"
             )
-        rows = load_split(place, config, whole, progress=sys.stderr.isatty())
+        rows, positions = load_whole(place, config, split, progress=sys.stderr.isatty())
     except InputError as error:
         raise InputError(f"{what} {error}") from error
     own_ids = id_column in rows.column_names
     if not own_ids:
         rows = rows.add_column(id_column, list(range(len(rows))))
-    chosen = range(len(rows))[int(start) if start else None : int(stop) if stop else None]
-    if not len(chosen):
+    if not positions:
         raise InputError(f"{what} {name}, split {split}, has no rows; expected at least one")
     return Rows(
-        dataset=rows.select(chosen) if len(chosen) < len(rows) else rows,
+        dataset=rows if positions == list(range(len(rows))) else rows.select(positions),
         whole=None if own_ids else len(rows),
-        source=f"{place.title(split)}, {len(chosen)} rows",
+        source=f"{place.title(split)}, {len(positions)} rows",
     )
 
 
