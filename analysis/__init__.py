@@ -21,7 +21,7 @@ from analysis.coherence import (
 )
 from analysis.drawing import save
 from analysis.estimates import Estimate, Spread, describe
-from analysis.exposure import Exposure, gini, plan_exposure, run_exposure
+from analysis.exposure import Exposure, exposure_entry, gini, plan_exposure, run_exposure
 from analysis.exposure_plots import coverage_curves, exposure_histogram, seed_differences
 from analysis.gradient_rows import GradientRows
 from analysis.gram import (
@@ -92,6 +92,7 @@ __all__ = [
     "describe",
     "dumbbell",
     "duplicate_groups",
+    "exposure_entry",
     "exposure_histogram",
     "gini",
     "given_labels",

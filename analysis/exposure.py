@@ -85,6 +85,36 @@ def gini(values: ArrayLike) -> Estimate:
     return Estimate.of(float(gini_of_ascending(v[None])[0]), n)
 
 
+def exposure_entry(found: Exposure) -> dict[str, Any]:
+    """Return what `sdo exposure` and `sdo report` say of some exposures: plain values for JSON.
+
+    What is undefined is None, with its reason beside it.
+    """
+    index = found.gini()
+    entry: dict[str, Any] = {
+        "counted": found.source,
+        "steps": len(found.step),
+        "samples": len(found.times),
+        "never": int((found.times == 0).sum()),
+        "min": int(found.times.min()),
+        "mean": float(found.times.mean()),
+        "max": int(found.times.max()),
+        "gini": index.value,
+        "coverage": float(found.coverage[-1]),
+        "histogram": [{"times": times, "samples": samples} for times, samples in found.histogram().items()],
+        "pools": [{"organizer_epoch": epoch, "size": size} for epoch, size in found.pools.items()],
+        "notes": list(found.notes),
+    }
+    if index.reason is not None:
+        entry["gini_reason"] = index.reason
+    for name, share in (("half_seen_at", 0.5), ("90_percent_seen_at", 0.9)):
+        reached = found.coverage >= share
+        entry[name] = int(found.step[reached.argmax()]) + 1 if reached.any() else None
+        if not reached.any():
+            entry[f"{name}_reason"] = f"{found.coverage[-1]:.1%} of the samples were seen"
+    return entry
+
+
 def run_exposure(run: Run) -> Exposure:
     """Return the exposures of a run: of the batches in its ``steps/``.
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from analysis.exposure import run_exposure
+from analysis.exposure import exposure_entry, run_exposure
 from analysis.exposure_plots import coverage_curves, exposure_histogram
 from analysis.locality_plots import signal_clouds
 from analysis.locality_study import RunLocality, locality_entry, run_locality
 from analysis.redraw_tests import Association, worker_count
-from analysis.report.content import Absent, Cell, Picture, Section, Table, number
+from analysis.report.content import DASH, Absent, Cell, Picture, Section, Table, number
 from analysis.report.sections import Material
 from analysis.sample_pairs import Slope
 from sdo.errors import InputError
+
+_POOLS = 6  # epochs whose pool size is shown
 
 
 def locality_section(material: Material) -> Section | Absent:
@@ -71,35 +73,23 @@ def exposure_section(material: Material) -> Section | Absent:
             missing.append(str(error))
     if not found:
         return Absent("; ".join(missing))
-    rows, data = [], {}
+    rows: list[tuple[Cell, ...]] = []
+    data: dict[str, Any] = {}
     for name, one in found.items():
-        gini = one.gini()
-        entry: dict[str, Any] = {
-            "samples": len(one.times),
-            "seen": int((one.times > 0).sum()),
-            "mean": float(one.times.mean()),
-            "most": int(one.times.max()),
-            "gini": gini.value,
-            "histogram": one.histogram(),
-            "pools": one.pools,
-            "notes": list(one.notes),
-        }
-        if gini.reason is not None:
-            entry["gini_reason"] = gini.reason
-        data[name] = entry
-        pools = ", ".join(str(size) for size in list(one.pools.values())[:6])
+        entry = data[name] = exposure_entry(one)
+        pools = [str(pool["size"]) for pool in entry["pools"]]
         rows.append(
             (
                 Cell(name),
-                number(len(one.times), "{:d}"),
-                number(float(one.coverage[-1]), "{:.1%}"),
-                number(float(one.times.mean()), "{:.2f}"),
-                number(int(one.times.max()), "{:d}"),
-                number(gini, "{:.3f}"),
-                Cell(pools + (", …" if len(one.pools) > 6 else "") if pools else "–"),
+                number(entry["samples"], "{:d}"),
+                number(entry["coverage"], "{:.1%}"),
+                number(entry["mean"], "{:.2f}"),
+                number(entry["max"], "{:d}"),
+                number(entry["gini"], "{:.3f}", entry.get("gini_reason")),
+                Cell(", ".join([*pools[:_POOLS], *(["…"] if len(pools) > _POOLS else [])]) or DASH),
             )
         )
-    head = ("run", "samples", "seen", "mean times", "most", "Gini", "pool by organizer epoch")
+    head = ("run", "samples", "seen", "mean", "max", "Gini", "pool by organizer epoch")
     tables = (Table(head, tuple(rows), "How often samples were trained on"),)
     histogram, _ = exposure_histogram(found)
     coverage, _ = coverage_curves(found)

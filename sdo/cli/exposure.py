@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     int
         0; every failure is an :class:`InputError`.
     """
-    from analysis import Run, plan_exposure, run_exposure
+    from analysis import Run, exposure_entry, plan_exposure, run_exposure
 
     names = unique_names(args.sources)
     found = {}
@@ -76,33 +76,6 @@ def _keep_sources(out: Path, sources: list[Path]) -> None:
     for target in (out / name for name in _OUTPUTS):
         if target.resolve() in read:
             raise InputError(f"--out {out} would write over its own source {target}; expected another folder")
-
-
-def exposure_entry(found: Exposure) -> dict[str, Any]:
-    """Return plain values for JSON: None where undefined, with the reason beside it."""
-    index = found.gini()
-    entry: dict[str, Any] = {
-        "counted": found.source,
-        "steps": len(found.step),
-        "samples": len(found.times),
-        "never": int((found.times == 0).sum()),
-        "min": int(found.times.min()),
-        "mean": float(found.times.mean()),
-        "max": int(found.times.max()),
-        "gini": index.value,
-        "coverage": float(found.coverage[-1]),
-        "histogram": [{"times": times, "samples": samples} for times, samples in found.histogram().items()],
-        "pools": [{"organizer_epoch": epoch, "size": size} for epoch, size in found.pools.items()],
-        "notes": list(found.notes),
-    }
-    if index.reason is not None:
-        entry["gini_reason"] = index.reason
-    for name, share in (("half_seen_at", 0.5), ("90_percent_seen_at", 0.9)):
-        reached = found.coverage >= share
-        entry[name] = int(found.step[reached.argmax()]) + 1 if reached.any() else None
-        if not reached.any():
-            entry[f"{name}_reason"] = f"{found.coverage[-1]:.1%} of the samples were seen"
-    return entry
 
 
 def _write(out: Path, entries: list[dict[str, Any]], found: dict[str, Exposure]) -> None:

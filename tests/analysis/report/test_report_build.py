@@ -10,7 +10,15 @@ import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
-from analysis import Predictions, Prompts, Run, given_labels, summarise_balance
+from analysis import (
+    Predictions,
+    Prompts,
+    Run,
+    exposure_entry,
+    given_labels,
+    run_exposure,
+    summarise_balance,
+)
 from analysis.report import build_report
 from analysis.report.sections import Material
 from analysis.report.seeds import kinds_of_run
@@ -241,11 +249,12 @@ def test_balance_that_fails_leaves_the_runs_standing(runs, predictions, monkeypa
     assert report.numbers["sections"]["weakest"]["state"] == "shown"
 
 
-def test_exposure_counts_are_those_of_the_batches(runs):
+def test_exposure_counts_are_those_of_the_batches_under_the_names_of_the_command(runs):
     times = np.bincount(np.concatenate(runs["sdo"].steps().column("sample_ids").to_pylist()), minlength=40)
     entry = build_report(runs).numbers["sections"]["exposure"]["runs"]["sdo"]
-    assert entry["histogram"] == dict(enumerate(np.bincount(times).tolist()))
-    assert (entry["seen"], entry["most"]) == (int((times > 0).sum()), times.max())
+    assert entry == exposure_entry(run_exposure(runs["sdo"]))
+    assert {one["times"]: one["samples"] for one in entry["histogram"]} == dict(enumerate(np.bincount(times).tolist()))
+    assert (entry["never"], entry["max"]) == (int((times == 0).sum()), times.max())
     assert entry["mean"] == pytest.approx(times.mean())
 
 
