@@ -124,36 +124,52 @@ def smallest_sign_flip_p(n: int) -> float:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which run is compared with which, and how that was found: by their seeds, or by their order."""
+    """Which run is compared with which.
+
+    Parameters
+    ----------
+    baseline, against
+        Runs, the i-th of each a pair.
+    by
+        How that was found: ``"seed"`` or ``"order"``.
+    left_out
+        Runs of either side whose seed the other side does not have.
+    """
 
     baseline: tuple[Run, ...]
     against: tuple[Run, ...]
     by: str
+    left_out: tuple[Run, ...] = ()
 
 
 def pair_runs(baseline: Sequence[Run], against: Sequence[Run]) -> Pairing:
-    """Pair runs by the seed in run.json where both sides have the same seeds, each once; else by their order.
+    """Pair runs by the seed in run.json where each side has a seed once; else by their order.
+
+    Where the sides have different numbers of runs, those of the seeds that both have are paired and the others left
+    out; equally many runs of different seeds are paired by their order.
 
     Raises
     ------
     InputError
         Different numbers of runs that seeds do not pair, or fewer than two pairs.
     """
-    seeds = [[(run.info.get("seeds") or {}).get("seed") for run in side] for side in (baseline, against)]
-    known = all(None not in side and len(set(side)) == len(side) for side in seeds)
-    if known and set(seeds[0]) == set(seeds[1]):
-        order = [seeds[1].index(seed) for seed in seeds[0]]
-        paired = Pairing(tuple(baseline), tuple(against[i] for i in order), "seed")
+    first, second = ({(run.info.get("seeds") or {}).get("seed"): run for run in side} for side in (baseline, against))
+    known = None not in {*first, *second} and (len(first), len(second)) == (len(baseline), len(against))
+    common = [seed for seed in first if seed in second] if known else []
+    if common and (len(baseline) != len(against) or len(common) == len(first)):
+        left_out = [run for side in (first, second) for seed, run in side.items() if seed not in common]
+        one, other = (tuple(side[seed] for seed in common) for side in (first, second))
+        paired = Pairing(one, other, "seed", tuple(left_out))
     elif len(baseline) != len(against):
         raise InputError(
-            f"{len(baseline)} baseline runs and {len(against)} others; expected as many of each, pair by pair"
+            f"{len(baseline)} baseline runs and {len(against)} others, which no seeds pair; expected as many of each, "
+            "pair by pair, or runs of common seeds"
         )
     else:
         paired = Pairing(tuple(baseline), tuple(against), "order")
     if len(paired.baseline) < 2:
-        raise InputError(
-            "one run of each kind; expected at least two, trained with different seeds: one seed gives no verdict"
-        )
+        alone = f"one pair of runs has a common seed ({common[0]})" if paired.left_out else "one run of each kind"
+        raise InputError(f"{alone}; expected at least two, trained with different seeds: one seed gives no verdict")
     return paired
 
 

@@ -180,3 +180,10 @@ def join(names: Sequence[str]) -> str:
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def some(names: Sequence[str], most: int = 6) -> str:
+    """Return names as `join` does, the last ones counted where there are more than `most`."""
+    if len(names) <= most:
+        return join(names)
+    return join([*names[: most - 1], f"{len(names) - most + 1} more"])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
 from analysis.exposure_plots import seed_differences
-from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number, signed
+from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number, signed, some
 from analysis.report.sections import Material
-from analysis.seeds import FEW_PAIRS, PairedComparison, SeedComparison, compare_seeds, pair_runs
+from analysis.report.settings import kinds_of_run
+from analysis.seeds import FEW_PAIRS, PairedComparison, Pairing, SeedComparison, compare_seeds, pair_runs
 from sdo.errors import InputError
 
 _LEVEL = 0.05
@@ -18,37 +17,9 @@ _LEVEL = 0.05
 _LOWER, _HIGHER = ("loss",), ("correct", "accuracy", "reward", "margin")
 
 
-def kinds_of_run(material: Material) -> dict[str, list[str]]:
-    """Group runs that differ in nothing but their seed; a kind is named by organizer, and by more where that is needed.
-
-    What has to be alike: the organizer's options, batch size, embeddings, model, dataset and the trainer's arguments.
-    """
-    groups: dict[str, dict[str, list[str]]] = defaultdict(dict)
-    for name, run in material.runs.items():
-        organizer = run.info.get("organizer") or {}
-        options = {key: value for key, value in (organizer.get("options") or {}).items() if key != "seed"}
-        model, dataset = run.info.get("model") or {}, run.info.get("dataset") or {}
-        alike = {
-            **options,
-            "batch_size": organizer.get("batch_size"),
-            "embeddings": organizer.get("embeddings"),
-            "model": [model.get("class"), model.get("parameters"), model.get("trainable_parameters")],
-            "dataset": dataset.get("fingerprint"),
-            "trainer": run.info.get("trainer"),
-        }
-        key = json.dumps(alike, sort_keys=True, default=str)
-        groups[str(organizer.get("name", "no organizer"))].setdefault(key, []).append(name)
-    kinds = {}
-    for organizer_name, by_setting in groups.items():
-        for number_of_setting, runs in enumerate(by_setting.values(), start=1):
-            several = f" (setting {number_of_setting}: {runs[0]} …)" if len(by_setting) > 1 else ""
-            kinds[f"{organizer_name}{several}"] = runs
-    return kinds
-
-
 def seeds_section(material: Material) -> Section | Absent:
     """Paired comparisons of each kind of run with the first kind, at each checkpoint."""
-    kinds = kinds_of_run(material)
+    kinds = kinds_of_run(material.runs)
     several = {kind: runs for kind, runs in kinds.items() if len(runs) > 1}
     if len(several) < 2:
         return Absent(
@@ -68,7 +39,8 @@ def seeds_section(material: Material) -> Section | Absent:
             words.append(f"{kind} against {baseline} is not compared: {error}.")
             data["against"][kind] = {"measures": None, "reason": str(error)}
             continue
-        words.append(f"{kind} against {baseline}: {len(pairing.baseline)} pairs of runs, paired by {pairing.by}.")
+        left_out = [name for name in (*first, *runs) if any(material.runs[name] is one for one in pairing.left_out)]
+        words.append(_paired(kind, baseline, pairing, left_out))
         for one in found:
             tables.append(_table(one, kind, baseline))
             figure, _ = seed_differences(one)
@@ -79,9 +51,17 @@ def seeds_section(material: Material) -> Section | Absent:
         data["against"][kind] = {
             "pairs": len(pairing.baseline),
             "paired_by": pairing.by,
+            "left_out": left_out,
             "measures": {one.measure: _entries(one) for one in found},
         }
     return Section(tuple(words), tuple(tables), tuple(pictures), more=_WORDS, findings=tuple(findings), data=data)
+
+
+def _paired(kind: str, baseline: str, pairing: Pairing, left_out: list[str]) -> str:
+    told = f"{kind} against {baseline}: {len(pairing.baseline)} pairs of runs, paired by {pairing.by}."
+    if left_out:
+        told += f" Left out, since the other kind has no run of their seed: {some(left_out)}."
+    return told
 
 
 def _entries(one: SeedComparison) -> list[dict[str, Any]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from analysis.report.content import Failed, Finding, Part, Section, join
 from analysis.report.sections import Material
-from analysis.report.seeds import kinds_of_run
+from analysis.report.settings import kinds_of_run, setting_alerts
 
 _RMSE = 0.02
 _RECORDER_SHARE = 0.05
@@ -29,7 +28,7 @@ def verdict(material: Material, parts: Mapping[str, Part]) -> list[Finding]:
     for part in parts.values():
         if isinstance(part.content, Section):
             findings += part.content.findings
-    groups = kinds_of_run(material)
+    groups = kinds_of_run(material.runs)
     if len(material.runs) > 1 and len(groups) > 1 and min(map(len, groups.values())) < 2:
         alone = join([name for name, runs in groups.items() if len(runs) == 1])
         findings.append(
@@ -59,7 +58,7 @@ def alerts(material: Material, parts: Mapping[str, Part]) -> list[str]:
     parts
         The sections by key.
     """
-    found = [*_status(material), *_settings(material), *_gradients(material, parts), *_steps(material)]
+    found = [*_status(material), *setting_alerts(material.runs), *_gradients(material, parts), *_steps(material)]
     for part in parts.values():
         if isinstance(part.content, Section):
             found += part.content.alerts
@@ -74,32 +73,6 @@ def _status(material: Material) -> list[str]:
             last = material.training(name).step
             until = f"it holds steps up to {last[-1]}" if len(last) else "it holds no complete step"
             found.append(f"{name} is {status!r}, not finished: {until}.")
-    return found
-
-
-def _settings(material: Material) -> list[str]:
-    """Name what differs between the runs beside the organizer."""
-    if len(material.runs) < 2:
-        return []
-
-    def facts(info: Mapping[str, Any]) -> dict[str, Any]:
-        model, dataset = info.get("model") or {}, info.get("dataset") or {}
-        trainer, organizer = info.get("trainer") or {}, info.get("organizer") or {}
-        entry = {f"trainer {key}": value for key, value in trainer.items()}
-        entry |= {"model class": model.get("class"), "parameters": model.get("parameters")}
-        entry |= {
-            "trained parameters": model.get("trainable_parameters"),
-            "dataset": str(dataset.get("fingerprint") or "unknown")[:16],
-        }
-        return entry | {"batch size": organizer.get("batch_size")}
-
-    all_facts = {name: facts(run.info) for name, run in material.runs.items()}
-    found = []
-    for key in dict.fromkeys(key for entry in all_facts.values() for key in entry):
-        values = {name: entry.get(key) for name, entry in all_facts.items()}
-        if len(set(map(str, values.values()))) > 1:
-            named = join([f"{value} in {name}" for name, value in values.items()])
-            found.append(f"The runs differ in more than their batches: {key} is {named}.")
     return found
 
 

@@ -28,8 +28,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         description="Compare the evaluations of two kinds of run (held-out loss, correctness, whatever was logged): at "
         "each step that all runs have, a paired t-test, Cohen's d of the paired differences, and a sign-flip test with "
         "the smallest p that it can reach. Rewards in training (GRPO, RLOO), of other prompts in each run, are "
-        "compared as means over windows of steps. Runs are paired by the seed in run.json, else by their order. "
-        "Prints a table; with --out writes compare.json and a picture of each measure.",
+        "compared as means over windows of steps. Runs are paired by the seed in run.json, those without a partner "
+        "left out, else by their order. Prints a table; with --out writes compare.json and a picture of each measure.",
         epilog="example: sdo compare --baseline runs/uniform-1 runs/uniform-2 --against runs/sdo-1 runs/sdo-2 "
         "--out compare",
     )
@@ -76,6 +76,9 @@ def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
     if pairing.by == "seed":
         seeds = ", ".join(str(run.info["seeds"]["seed"]) for run in pairing.baseline)
         notes.append(f"runs are paired by their seeds: {seeds}")
+        if pairing.left_out:
+            left_out = ", ".join(str(run.path) for run in pairing.left_out)
+            notes.append(f"left out, since the other side has no run of their seed: {left_out}")
     else:
         pairs = ", ".join(f"{a.path} with {b.path}" for a, b in zip(pairing.baseline, pairing.against, strict=True))
         notes.append(f"the seeds in run.json do not pair the runs; paired by order: {pairs}")
@@ -119,6 +122,7 @@ def _write(out: Path, pairing: Pairing, found: list[SeedComparison], notes: list
             {"baseline": str(a.path), "against": str(b.path)}
             for a, b in zip(pairing.baseline, pairing.against, strict=True)
         ],
+        "left_out": [str(run.path) for run in pairing.left_out],
         "notes": notes,
         "measures": measures,
     }

@@ -95,9 +95,24 @@ def test_runs_are_paired_by_seed_or_else_by_order(make_scored):
     assert pair_runs(a, c).by == "order"
     assert [run.name for run in pair_runs(a, c).against] == ["c0", "c1", "c2"]
     with pytest.raises(InputError, match="3 baseline runs and 2 others"):
-        pair_runs(a, b[:2])
+        pair_runs(a, c[:2])
     with pytest.raises(InputError, match="one seed gives no verdict"):
         pair_runs(a[:1], b[:1])
+
+
+def test_of_different_numbers_of_runs_the_common_seeds_are_paired(make_scored):
+    a = [make_scored(f"a{seed}", seed, {("loss", 4): {0: float(seed)}}) for seed in (1, 2, 3, 4)]
+    b = [make_scored(f"b{seed}", seed, {("loss", 4): {0: seed + 0.5}}) for seed in (9, 3, 1)]
+    pairing = pair_runs(a, b)
+    assert pairing.by == "seed"
+    assert [run.name for run in pairing.baseline] == ["a1", "a3"]
+    assert [run.name for run in pairing.against] == ["b1", "b3"]
+    assert [run.name for run in pairing.left_out] == ["a2", "a4", "b9"]
+    assert pair_runs(a[1:], b).by == "order"
+    with pytest.raises(InputError, match=r"one pair of runs has a common seed \(3\)"):
+        pair_runs(a, b[:2])
+    with pytest.raises(InputError, match="which no seeds pair"):
+        pair_runs(a[:2], b[:1])
 
 
 def test_only_common_steps_and_samples_are_compared(make_scored):

@@ -20,8 +20,7 @@ from analysis import (
     summarise_balance,
 )
 from analysis.report import build_report
-from analysis.report.sections import Material
-from analysis.report.seeds import kinds_of_run
+from analysis.report.settings import kinds_of_run
 from sdo import Embeddings, Uniform
 
 MARKUP = "</title><script>alert('x')</script><img src=x onerror=alert(1)> $a_b$ \u202e"
@@ -344,13 +343,49 @@ def test_two_seeds_can_give_no_verdict(scored):
     assert "cannot reach 0.05" in report.numbers["verdict"][0]["words"]
 
 
+def test_common_seeds_are_compared_and_the_others_named(scored):
+    report = build_report({name: run for name, run in scored.items() if name not in ("sdo-0", "uniform-5")})
+    whole = build_report({name: run for name, run in scored.items() if name[-1] in "1234"})
+    fewer = build_report({name: run for name, run in scored.items() if name not in ("sdo-0", "sdo-5")})
+    assert report.numbers["sections"]["seeds"]["against"]["sdo"]["paired_by"] == "order"
+    entry, expected = (one.numbers["sections"]["seeds"]["against"]["sdo"] for one in (fewer, whole))
+    assert (entry["pairs"], entry["left_out"]) == (4, ["uniform-0", "uniform-5"])
+    assert entry["measures"] == expected["measures"]
+    assert "no run of their seed: uniform-0 and uniform-5." in Page(fewer.html).words
+
+
 def test_runs_that_cannot_be_paired_are_named_and_nothing_fails(scored):
-    uneven = {name: run for name, run in scored.items() if name not in ("sdo-0", "sdo-1", "sdo-2")}
+    uneven = {
+        name: run for name, run in scored.items() if name in ("sdo-0", "sdo-1", "uniform-3", "uniform-4", "uniform-5")
+    }
     report = build_report(uneven)
     assert report.failed == ()
     entry = report.numbers["sections"]["seeds"]["against"]["sdo"]
     assert entry["measures"] is None
     assert "expected as many of each" in entry["reason"]
+
+
+def of_dataset(make_training, name, fingerprint, seed=1, organizer="sdo"):
+    organizer = {"name": organizer, "options": {"seed": seed}}
+    return Run.open(make_training(name, organizer=organizer, dataset={"rows": 40, "fingerprint": fingerprint}).path)
+
+
+def test_fingerprints_of_one_process_are_not_compared(make_training):
+    runs = {name: of_dataset(make_training, name, 4 * name) for name in ("abcd", "cdef", "fade")}
+    assert kinds_of_run(runs) == {"sdo": ["abcd", "cdef", "fade"]}
+    runs["new"] = of_dataset(make_training, "new", 64 * "a")
+    assert kinds_of_run(runs) == {"sdo": ["abcd", "cdef", "fade", "new"]}
+    alerts = build_report(runs).numbers["alerts"]
+    assert not [alert for alert in alerts if "differ in more than" in alert]
+    assert [alert for alert in alerts if "not known: run.json of abcd, cdef and fade has no SHA-256" in alert]
+
+
+def test_contents_of_datasets_are_compared(make_training):
+    runs = {name: of_dataset(make_training, f"run-{name}", 64 * name) for name in "ab"}
+    assert list(kinds_of_run(runs).values()) == [["a"], ["b"]]
+    assert "dataset is aaaaaaaaaaaaaaaa in a and bbbbbbbbbbbbbbbb in b." in "".join(
+        build_report(runs).numbers["alerts"]
+    )
 
 
 def test_runs_of_other_embeddings_or_models_are_other_kinds(make_training):
@@ -362,7 +397,7 @@ def test_runs_of_other_embeddings_or_models_are_other_kinds(make_training):
 
     changed = [{"embeddings": "b"}, {"batch_size": 4}, {"model": {"parameters": 7}}, {"trainer": {"learning_rate": 1}}]
     runs = {f"r{i}": run(f"r{i}", **changes) for i, changes in enumerate([{}, *changed])}
-    assert list(kinds_of_run(Material(runs)).values()) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
+    assert list(kinds_of_run(runs).values()) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
 
 
 def test_names_keep_their_hyphens(make_training):

@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 from analysis.estimates import Estimate
-from analysis.report.content import DASH, join, number
+from analysis.report.content import DASH, join, number, some
 from analysis.report.locality import _sentence
 
 
@@ -16,6 +16,11 @@ def test_numbers_have_a_true_minus_and_a_dash_with_its_reason():
 
 def test_names_are_joined_in_words():
     assert [join(list(names)) for names in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_many_names_are_cut_and_counted():
+    assert some(list("abcdef")) == "a, b, c, d, e and f"
+    assert some(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def test_a_sentence_on_locality_says_which_way_and_that_nothing_is_adjusted():

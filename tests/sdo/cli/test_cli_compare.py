@@ -81,12 +81,21 @@ def test_order_is_said_aloud_when_seeds_do_not_pair(tmp_path, capsys):
     assert "few" not in printed
 
 
+def test_runs_without_a_partner_of_their_seed_are_left_out_and_named(sides, tmp_path, capsys):
+    baseline, against = sides
+    assert call("--baseline", *baseline, "--against", *against[:2], "--out", tmp_path / "out") == 0
+    report = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert [pair["against"] for pair in report["pairs"]] == list(map(str, against[:2]))
+    assert report["left_out"] == [str(baseline[2])]
+    assert f"no run of their seed: {baseline[2]}" in capsys.readouterr().out
+
+
 def test_wrong_input(sides, tmp_path):
     baseline, against = sides
     other = [write(tmp_path / f"o{s}", s, {4: [1.0]}, name="accuracy") for s in (1, 2, 3)]
     for first, second, message in (
         (baseline[:1], against[:1], "one seed gives no verdict"),
-        (baseline, against[:2], "3 baseline runs and 2"),
+        (baseline[:1], against[1:], "1 baseline runs and 2"),
         (baseline, baseline, "came twice"),
         (baseline, other, "no evaluation in common"),
         ([tmp_path / "gone", *baseline], against, "is not a folder"),
