@@ -8,17 +8,10 @@ from analysis.balance_metrics import METRICS, MOVES_WITH_MEAN
 from analysis.balance_plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
 from analysis.balance_results import Balance, Difference, Interval
 from analysis.balance_summary import BalanceSummary
+from analysis.balance_words import CAVEAT, NAMES, WORDS
 from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number, signed
 from analysis.report.sections import Material
 
-NAMES = {
-    "mean": "mean accuracy",
-    "b20": "B-20 %",
-    "cv": "CV",
-    "gini": "Gini",
-    "gap": "gap, points",
-    "spread": "spread (latent sd)",
-}
 _WEAKEST = 5
 _ROWS = 24  # clusters of a picture
 _PICTURES = 4  # runs whose clusters are drawn; more would not fit a page that can be sent
@@ -40,7 +33,7 @@ def balance_section(material: Material) -> Section | Absent:
         words=tuple(words),
         tables=tuple(tables),
         pictures=tuple(_pictures(summary)),
-        more=(*_WORDS, *(f"{note[:1].upper()}{note[1:]}." for note in summary.notes)),
+        more=(*WORDS, *(f"{note[:1].upper()}{note[1:]}." for note in summary.notes)),
         findings=tuple(_findings(summary)),
         data=summary.content,
     )
@@ -86,9 +79,9 @@ def _run_table(name: str, one: Balance) -> Table:
 def _comparison_table(summary: BalanceSummary, name: str) -> Table:
     one = summary.comparisons[name]
     rows = [_difference_row(NAMES[metric], metric, one.metrics[metric]) for metric in METRICS]
-    rows.append(_difference_row("spread of log-odds", "spread", one.logit))
+    rows.append(_difference_row("… of log-odds", "spread", one.logit))
     head = ("", "difference", "95 % interval", "p", "verdict")
-    moving = join([NAMES[metric] for metric in METRICS if metric in MOVES_WITH_MEAN])
+    moving = join([NAMES[metric].partition(",")[0] for metric in METRICS if metric in MOVES_WITH_MEAN])
     notes = (f"{moving} move with the mean: their verdicts are on these numbers, not on balance.",)
     return Table(head, tuple(rows), f"{name} minus {summary.baseline}, on the same {one.n} questions", notes=notes)
 
@@ -152,10 +145,10 @@ def _compared(summary: BalanceSummary, name: str) -> str:
 
 
 def _findings(summary: BalanceSummary) -> list[Finding]:
-    found = []
-    for name, one in summary.comparisons.items():
-        found.append(Finding(one.verdict, _compared(summary, name)))
-    return found or [Finding("plain", _homogeneity(summary))]
+    if not summary.comparisons:
+        return [Finding("plain", _homogeneity(summary))]
+    compared = [Finding(one.verdict, _compared(summary, name)) for name, one in summary.comparisons.items()]
+    return [*compared, Finding("plain", CAVEAT)]
 
 
 def _pictures(summary: BalanceSummary) -> list[Picture]:
@@ -189,13 +182,3 @@ def _described(entry: dict[str, Any], runs: list[str]) -> Quotes:
     small = ", a small cluster" if entry["small"] else ""
     words = f"{entry['n']} questions{small}. {'; '.join(scores)}."
     return Quotes(f"Cluster {entry['cluster']}{keywords}", words, tuple(entry["examples"] or ()))
-
-
-_WORDS = (
-    "Raw metrics are over the clusters' accuracies: B-20 % the mean of the lowest fifth, CV the standard deviation "
-    "over the mean, Gini the mean absolute difference of two clusters over twice the mean, gap the largest minus the "
-    "smallest. They hold mostly noise where clusters are small.",
-    "Latent is the metric of the clusters' underlying accuracies, from a beta distribution fitted to what the noise "
-    "leaves. The verdict on balance rests on the latent spread; runs are compared by swapping their answers to the "
-    "same question. Better means less spread.",
-)

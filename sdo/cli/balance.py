@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.cli.balance_options import add_options, check_options, read_material
-from sdo.cli.balance_text import WORDS, describe
+from sdo.cli.balance_text import describe, explained
 from sdo.cli.outputs import Parts, array_writer, check_out_folder, file_names, json_writer, make_folder
 from sdo.files import write_atomically
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     labels = array_writer(material.clustering.labels)
     write_atomically({args.out / "labels.npy": labels, args.out / "balance.json": json_writer(content)})
     print(describe(summary))
-    print(f"\n{WORDS}\nwritten to {args.out}: balance.json, labels.npy, {', '.join(parts.files)}")
+    print(f"\n{explained()}\nwritten to {args.out}: balance.json, labels.npy, {', '.join(parts.files)}")
     return 1 if parts.failed else 0
 
 

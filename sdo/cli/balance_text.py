@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sdo.cli.outputs import aligned
@@ -9,21 +10,14 @@ from sdo.cli.outputs import aligned
 if TYPE_CHECKING:
     from analysis import BalanceSummary
 
-_TITLES = {
-    "mean": "mean",
-    "b20": "B-20%",
-    "cv": "CV",
-    "gini": "Gini",
-    "gap": "gap, points",
-    "spread": "latent spread",
-}
-WORDS = (
-    "Equal clusters: where 95 % of the values lie if all clusters are equally good. Latent: the metric of the\n"
-    "clusters' underlying accuracies, with a 95 % interval. B-20%, CV, Gini and gap move with the mean; the latent\n"
-    "spread, the standard deviation of the underlying accuracies, alone carries the verdict on balance. Compare runs\n"
-    "that were decoded alike. A verdict is on these answers, not on how the models were trained: that takes several\n"
-    "seeds."
-)
+_WIDTH = 110
+
+
+def explained() -> str:
+    """Return what the numbers are, folded for the terminal."""
+    from analysis.balance_words import WORDS
+
+    return textwrap.fill(" ".join(WORDS), _WIDTH, break_on_hyphens=False)
 
 
 def describe(summary: BalanceSummary) -> str:
@@ -62,6 +56,8 @@ def _range(pair: list[float] | None, metric: str, *, sign: bool = False) -> str:
 
 
 def _run_table(metrics: dict[str, Any]) -> str:
+    from analysis.balance_words import NAMES
+
     rows = [["", "value", "equal clusters", "latent", "95 % interval"]]
     for name, entry in metrics.items():
         latent = entry["latent"]
@@ -72,7 +68,7 @@ def _run_table(metrics: dict[str, Any]) -> str:
             _number(latent["value"], name),
             _range(latent["interval"], name),
         ]
-        rows.append([_TITLES[name], *cells])
+        rows.append([NAMES[name], *cells])
     return aligned(rows, indent="  ")
 
 
@@ -85,12 +81,14 @@ def _homogeneity_words(test: dict[str, Any], level: float) -> str:
 
 
 def _comparison_table(entry: dict[str, Any]) -> str:
+    from analysis.balance_words import NAMES
+
     rows = [["", "difference", "95 % interval", "p", "verdict"]]
     for name, one in entry["metrics"].items():
         p = "-" if one["p"] is None else f"{one['p']:.3g}"
         verdict = one["verdict"] + (" (moves with the mean)" if "note" in one else "")
         difference, interval = _number(one["difference"], name, sign=True), _range(one["interval"], name, sign=True)
-        rows.append([_TITLES[name], difference, interval, p, verdict])
+        rows.append([NAMES[name], difference, interval, p, verdict])
     one = entry["logit_spread"]
     p = "-" if one["p"] is None else f"{one['p']:.3g}"
     difference, interval = _number(one["difference"], "", sign=True), _range(one["interval"], "", sign=True)

@@ -19,6 +19,7 @@ from analysis import (
     run_exposure,
     summarise_balance,
 )
+from analysis.balance_words import CAVEAT, WORDS
 from analysis.report import build_report
 from analysis.report.settings import kinds_of_run
 from sdo import Embeddings, Uniform
@@ -222,6 +223,15 @@ def test_balance_gives_the_verdict_and_needs_no_run(predictions):
         assert f"{100 * numbers['runs'][name]['gap']['latent']['value']:.1f}" in page.words
     assert not page.all("script")
     assert len(page.all("img")) == 5
+
+
+def test_the_verdict_on_predictions_says_what_it_is_on(predictions):
+    report = build_report({}, balance=predictions())
+    assert report.numbers["verdict"][1] == {"tone": "plain", "words": CAVEAT}
+    assert "that takes several seeds" in CAVEAT
+    words = Page(report.html).words
+    for paragraph in WORDS:
+        assert paragraph in words
 
 
 def test_the_weakest_clusters_come_with_three_prompts(predictions):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analysis.balance_words import CAVEAT
 from sdo.cli import balance, outputs
 from sdo.cli.main import main
 
@@ -77,6 +78,7 @@ def test_clusters_embeddings_and_writes_everything(desk, pictures, capsys):
     assert content["runs"]["sdo"]["mean"]["value"] == pytest.approx(np.mean(accuracy))
     assert content["runs"]["sdo"]["gap"]["value"] == pytest.approx(max(accuracy) - min(accuracy))
     printed = capsys.readouterr()
+    assert CAVEAT in " ".join(printed.out.split())
     assert printed.err == ""
     assert "90 questions in 6 clusters" in printed.out
     assert f"  {100 * (max(accuracy) - min(accuracy)):.1f}" in printed.out  # the gap in points
