@@ -13,7 +13,7 @@ from analysis.balance import LEVEL, MOVES, cluster_balance, compare_balance
 from analysis.balance_metrics import MOVES_WITH_MEAN, wilson
 from analysis.balance_results import SMALL, Balance, BalanceComparison, Difference
 from analysis.cluster_texts import Prompts, central_rows, keywords, shown_text
-from analysis.clusters import NEAR_DUPLICATE, Clustering, duplicate_groups
+from analysis.clusters import NEAR_DUPLICATE, Clustering, described_embeddings, duplicate_groups
 from analysis.predictions import Predictions
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError
@@ -142,6 +142,7 @@ def summarise_balance(
         "logit_spread": {name: _with_reason({"value": one.logit}) for name, one in balances.items()},
         "comparisons": [_comparison_entry(reference, name, one) for name, one in comparisons.items()],
         "noise": _noise_entry(material),
+        "sources": _sources(material, balances, clustering, embeddings, near_duplicate),
         "notes": material.notes,
         "per_cluster": _per_cluster(only, material, balances, embeddings, prompts, words),
     }
@@ -278,6 +279,28 @@ def _noise_entry(material: _Material) -> dict[str, Any]:
     everyone = material.union()
     runs = {run.name: _score_entry(run.score[material.labels[material.rows[run.name]] < 0]) for run in material.runs}
     return {"n": int((material.labels[everyone] < 0).sum()), "runs": runs}
+
+
+def _sources(
+    material: _Material,
+    balances: dict[str, Balance],
+    clustering: Clustering,
+    embeddings: Embeddings | None,
+    near_duplicate: float,
+) -> dict[str, Any]:
+    """Say where predictions, clusters and duplicates come from; `questions` are those in clusters."""
+    runs = material.runs
+    known = {run.name: run.source or {"path": None, "reason": "the answers came from Python"} for run in runs}
+    duplicates: dict[str, Any] = {"embeddings": None, "reason": "no embeddings were given: no near duplicates"}
+    if embeddings is not None:
+        duplicates = {"embeddings": described_embeddings(embeddings), "cosine": near_duplicate}
+    return {
+        "predictions": {
+            run.name: {**known[run.name], "rows": len(run), "questions": balances[run.name].n} for run in runs
+        },
+        "clusters": dict(clustering.source),
+        "near_duplicates": duplicates,
+    }
 
 
 def _per_cluster(

@@ -18,8 +18,8 @@ WORDS = (
     "Raw values are over the clusters' accuracies: B-20% the mean of the lowest fifth, CV the standard deviation over "
     "the mean, Gini the mean absolute difference of two clusters over twice the mean, gap the largest minus the "
     "smallest. They hold mostly noise where clusters are small.",
-    "Equal clusters: where 95 % of the values lie if all clusters are equally good. Latent: the metric of the clusters' "
-    "underlying accuracies, from a beta distribution fitted to what the noise leaves, with a 95 % interval.",
+    "Equal clusters: where 95 % of the values lie if all clusters are equally good. Latent: the metric of the "
+    "clusters' underlying accuracies, from a beta distribution fitted to what the noise leaves, with a 95 % interval.",
     "B-20%, CV, Gini and gap move with the mean; the latent spread, the standard deviation of the underlying "
     "accuracies, alone carries the verdict on balance: less is better. Runs are compared by swapping their answers to "
     "the same question; compare runs that were decoded alike.",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,15 @@ class Clustering:
         Of Lloyd's algorithm; 0 for given labels.
     notes
         What is unusual, in words: fewer clusters than asked for, labels without members, rows left out.
+    source
+        What they rest on, for provenance: ``method``, and the ``labels`` file; or ``embeddings``, ``k`` and ``seed``.
     """
 
     labels: NDArray[np.int64]
     requested: int | None
     iterations: int
     notes: tuple[str, ...] = ()
+    source: Mapping[str, Any] = field(default_factory=lambda: {"method": "given labels"})
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -124,7 +127,18 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     found = len(np.unique(labels[valid]))
     if found < len(centres):
         notes.append(f"{len(centres) - found} clusters ended empty and were dropped")
-    return Clustering(canonical(labels), k, iterations, tuple(notes))
+    source = {"method": "k-means", "embeddings": described_embeddings(embeddings), "k": k, "seed": seed}
+    return Clustering(canonical(labels), k, iterations, tuple(notes), source)
+
+
+def described_embeddings(embeddings: Embeddings) -> dict[str, Any]:
+    """Return where embeddings were read from, None where they came from Python, and what tells them from others."""
+    return {
+        "path": embeddings.path,
+        "fingerprint": embeddings.fingerprint,
+        "rows": len(embeddings),
+        "dim": embeddings.dim,
+    }
 
 
 def canonical(labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -154,7 +168,7 @@ def read_labels(path: str | os.PathLike[str]) -> Clustering:
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
         came = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "an archive"
         raise InputError(f"labels {file} hold {came}; expected a 1-D array of integers, -1 for noise")
-    return given_labels(array, f"labels {file}")
+    return replace(given_labels(array, f"labels {file}"), source={"method": "given labels", "labels": os.fspath(path)})
 
 
 def given_labels(labels: ArrayLike, what: str = "labels") -> Clustering:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,9 @@ class Predictions:
         Whether ids are positions in the evaluation set, even where embeddings bring ids of their own.
     notes
         What was chosen in reading the file, in words.
+    source
+        What was read, for provenance: ``path`` as it was given, ``format``, and which ``metric`` and ``filter`` of a
+        sample log, ``evaluation`` and ``step`` of a run folder; empty for answers that came from Python.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Predictions:
     score: NDArray[np.float64]
     by_position: bool = False
     notes: tuple[str, ...] = ()
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -122,19 +126,22 @@ def read_predictions(
     """
     file = Path(path)
     title = name if name is not None else (file.resolve().name if file.is_dir() else file.stem)
-    if file.is_dir():
-        return _from_run(file, title, evaluation, step)
+    found = _from_run(file, title, evaluation, step) if file.is_dir() else _from_file(file, title, metric, filter)
+    return replace(found, source={"path": os.fspath(path), **found.source})
+
+
+def _from_file(file: Path, name: str, metric: str | None, wanted: str | None) -> Predictions:
     reader = READERS.get(file.suffix.lower())
     if reader is None or not file.is_file():
         what = "no such file or folder" if not file.exists() else f"ends in {file.suffix or 'nothing'}"
-        raise InputError(f"predictions {path}: {what}; expected a .jsonl, .csv or .parquet file, or a run folder")
+        raise InputError(f"predictions {file}: {what}; expected a .jsonl, .csv or .parquet file, or a run folder")
     rows = reader(file, ("sample_id", "correct"))
     first = next(rows, None)
     if first is None:
         raise InputError(f"{file} holds no rows; expected at least one prediction")
     rows = itertools.chain([first], rows)
     if _is_harness(first[1]):
-        return _from_harness(file, title, rows, metric, filter)
+        return _from_harness(file, name, rows, metric, wanted)
     ids: list[Any] = []
     scores: list[float] = []
     for where, row in rows:
@@ -143,7 +150,7 @@ def read_predictions(
         scores.append(_score(row["correct"], "correct", where))
     if file.suffix.lower() == ".csv":
         ids = whole_numbers(ids)
-    return _checked(title, ids, scores, str(file))
+    return replace(_checked(name, ids, scores, str(file)), source={"format": "sample_id and correct"})
 
 
 def _is_harness(row: Row) -> bool:
@@ -239,7 +246,8 @@ def _from_harness(
     others = [one for one in metrics if one != chosen] + [f"filter {one}" for one in filters if one != wanted]
     also = f"; also there: {', '.join(others)}" if others else ""
     note = f"{file.name}: lm-evaluation-harness log, metric {chosen}, filter {wanted}{also}"
-    return _checked(name, ids, scores, str(file), by_position=True, notes=(note,))
+    found = _checked(name, ids, scores, str(file), by_position=True, notes=(note,))
+    return replace(found, source={"format": "sample log of lm-evaluation-harness", "metric": chosen, "filter": wanted})
 
 
 def _metrics_of(row: Row) -> list[str]:
@@ -281,4 +289,5 @@ def _from_run(folder: Path, name: str, evaluation: str | None, step: int | None)
     scores = [_score(one, "score", where) for one in score[own].tolist()]
     note = f"{name}: run folder, evaluation {evaluation}, step {at} of {len(known)} evaluated"
     ids = table.column("sample_id").to_numpy()[own].tolist()
-    return _checked(name, ids, scores, where, by_position=True, notes=(note,))
+    found = _checked(name, ids, scores, where, by_position=True, notes=(note,))
+    return replace(found, source={"format": "run folder", "evaluation": evaluation, "step": at})

@@ -14,13 +14,8 @@ from analysis.report.balance import balance_section, weakest_section
 from analysis.report.content import Absent, Failed, Finding, Part, Section
 from analysis.report.locality import exposure_section, locality_section
 from analysis.report.page import render, state
-from analysis.report.sections import (
-    Material,
-    coherence_section,
-    provenance_section,
-    reproduce_section,
-    training_section,
-)
+from analysis.report.provenance import provenance_section, reproduce_section
+from analysis.report.sections import Material, coherence_section, training_section
 from analysis.report.seeds import seeds_section
 from analysis.report.verdict import alerts, verdict
 from analysis.runs import Run

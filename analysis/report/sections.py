@@ -1,8 +1,7 @@
-"""The sections about runs: how training went, coherence, provenance, and how to make it all again."""
+"""The sections about runs: how training went, and coherence; and what all sections share."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,6 @@ from analysis.training import (
 )
 
 _NO_REWARD = "no step has a reward"
-_VERSIONS = ("sdo-toolkit", "torch", "transformers", "trl", "numpy", "python")
 
 
 @dataclass
@@ -334,65 +332,6 @@ _COHERENCE_WORDS = (
     "weight is the gradient of one parameter, hidden that at the final norm's output, summed over positions. Long "
     "gradients are kept as sketches; the sketch's rmse is how far their cosines were from the exact ones.",
 )
-
-
-# ---------------------------------------------------------------------- provenance
-
-
-def provenance_section(material: Material) -> Section | Absent:
-    """Where the numbers come from: options, seeds, versions, fingerprints."""
-    if not material.runs:
-        return Absent("No run folder was given.")
-    facts = {name: _facts(run) for name, run in material.runs.items()}
-    keys = list(dict.fromkeys(key for entry in facts.values() for key in entry))
-    rows = [(Cell(key), *(Cell(facts[name].get(key, "") or "–") for name in facts)) for key in keys]
-    table = Table(("", *facts), tuple(rows), "Runs", texts=1 + len(facts))
-    return Section(tables=(table,), data={"runs": facts})
-
-
-def _facts(run: Run) -> dict[str, str]:
-    info = run.info
-    organizer, embeddings, model = (info.get(key) or {} for key in ("organizer", "embeddings", "model"))
-    dataset, trainer, seeds = (info.get(key) or {} for key in ("dataset", "trainer", "seeds"))
-    options = ", ".join(f"{key}={value}" for key, value in (organizer.get("options") or {}).items())
-    weights = (info.get("signals") or {}).get("weight") or {}
-    return {
-        "folder": str(run.path),
-        "run id": str(info.get("run_id") or ""),
-        "created": str(info.get("created") or ""),
-        "status": str(info.get("status") or ""),
-        "organizer": f"{organizer.get('name', 'none')} ({options})" if organizer else "none",
-        "batch size": str(organizer.get("batch_size") or ""),
-        "plan fingerprint": str(organizer.get("fingerprint") or "")[:16],
-        "embeddings": f"{embeddings.get('rows', '?')} × {embeddings.get('dim', '?')}" if embeddings else "none",
-        "embeddings fingerprint": str(embeddings.get("fingerprint") or "")[:16],
-        "model": " ".join(str(model[k]) for k in ("class", "name") if model.get(k)),
-        "parameters": f"{model.get('trainable_parameters', 0):,} trained of {model['parameters']:,}"
-        if model.get("parameters")
-        else "",
-        "parameter of weight": str(weights.get("parameter") or ""),
-        "dataset": f"{dataset.get('rows', '?')} rows, fingerprint {str(dataset.get('fingerprint') or 'unknown')[:16]}"
-        if dataset
-        else "",
-        "trainer": ", ".join(f"{key}={value}" for key, value in trainer.items()),
-        "seeds": ", ".join(f"{key}={value}" for key, value in seeds.items()),
-        "versions": ", ".join(f"{k} {v}" for k in _VERSIONS if (v := (info.get("versions") or {}).get(k))),
-    }
-
-
-def reproduce_section(material: Material) -> Section:
-    """How to make the report again."""
-    words = []
-    if material.command:
-        words.append(f"This page: {shlex.join(material.command)}")
-    if material.runs:
-        words.append(
-            "A run's batches are a pure function of its embeddings, options, seed and batch size: the same embeddings "
-            "(by fingerprint) and options give the same plan on every machine. Weights are reproduced as far as torch "
-            "is deterministic on the device."
-        )
-    words.append("The numbers of this page are in the JSON file beside it; null stands with its reason.")
-    return Section(tuple(words), data={"command": list(material.command)})
 
 
 def _organizer(run: Run) -> str:

@@ -1,6 +1,8 @@
 """``sdo report`` on recorded runs; the page itself is tested in tests/analysis/report."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="writes its runs with the recorder's own log")
 
 from diagnostics.runlog import GradientRow, RunLog, StepRow
+from sdo import Embeddings
 from sdo.cli.main import main
 
 
@@ -80,6 +83,63 @@ def test_predictions_alone_make_a_page(tmp_path):
     numbers = json.loads(out.with_suffix(".json").read_text())
     assert numbers["sections"]["balance"]["runs"]["p"]["mean"]["value"] == pytest.approx(2 / 3, abs=0.05)
     assert numbers["sections"]["coherence"]["state"] == "absent"
+
+
+def cells(page, heading):
+    """First and second cell of the rows of the table with a caption."""
+    table = page.split(f"<caption>{heading}</caption>")[1].split("</table>")[0]
+    rows = [re.findall(r"<bdi>(.*?)</bdi>", row) for row in table.split("<tbody>")[1].split("</tr>")]
+    return {row[0]: row[1:] for row in rows if row}
+
+
+def test_provenance_names_predictions_and_what_clusters_rest_on(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("p.jsonl").write_text("\n".join(json.dumps({"sample_id": i, "correct": i % 3 > 0}) for i in range(24)))
+    log = [
+        {"doc_id": i, "resps": [], "filter": name, "exact_match": i % 2}
+        for i in range(30)
+        for name in ("strict", "flex")
+    ]
+    Path("samples.jsonl").write_text("\n".join(map(json.dumps, log)))
+    np.save("E.npy", np.random.default_rng(0).normal(size=(30, 4)))
+    predictions = ["--predictions", "p.jsonl", "log=./samples.jsonl", "--filter", "flex"]
+    assert call(*predictions, "--embeddings", "E.npy", "--clusters", "3", "--seed", "5", "--out", "r.html") == 0
+    found = json.loads(Path("r.json").read_text())["sections"]["provenance"]
+    assert found["predictions"]["p"] == {
+        "path": "p.jsonl",
+        "format": "sample_id and correct",
+        "rows": 24,
+        "questions": 24,
+    }
+    assert {key: found["predictions"]["log"][key] for key in ("metric", "filter", "rows")} == {
+        "metric": "exact_match",
+        "filter": "flex",
+        "rows": 30,
+    }
+    fingerprint = Embeddings.read("E.npy").fingerprint
+    embeddings = {"path": "E.npy", "fingerprint": fingerprint, "rows": 30, "dim": 4}
+    assert found["clusters"] == {"method": "k-means", "embeddings": embeddings, "k": 3, "seed": 5}
+    shown = cells(Path("r.html").read_text(), "Predictions")
+    assert shown["file or folder"] == ["p.jsonl", "samples.jsonl"]
+    assert shown["filter"] == ["–", "flex"]
+    shown = cells(Path("r.html").read_text(), "Clusters of questions")
+    assert shown["fingerprint of embeddings"] == [fingerprint[:16]]
+    assert (shown["asked for"], shown["seed of k-means"]) == (["3"], ["5"])
+
+
+def test_provenance_of_a_runs_own_evaluation_and_of_given_labels(runs, tmp_path):
+    log = RunLog.create(tmp_path / "own", {"signals": {}})
+    log.add_evaluation(7, "correct", np.arange(6), np.arange(6) % 2)
+    log.close()
+    np.save(tmp_path / "L.npy", np.arange(6) % 2)
+    out = tmp_path / "r.html"
+    assert call(*runs, "--predictions", tmp_path / "own", "--labels", tmp_path / "L.npy", "--out", out) == 0
+    found = json.loads(out.with_suffix(".json").read_text())["sections"]["provenance"]
+    assert list(found["runs"]) == ["uniform", "sdo"]
+    own = found["predictions"]["own"]
+    assert (own["path"], own["evaluation"], own["step"]) == (str(tmp_path / "own"), "correct", 7)
+    assert found["clusters"] == {"method": "given labels", "labels": str(tmp_path / "L.npy")}
+    assert cells(out.read_text(), "Clusters of questions")["labels"] == [str(tmp_path / "L.npy")]
 
 
 def test_what_is_read_is_not_written_over(tmp_path, capsys):
