@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from analysis.runs import Run
 from sdo.errors import InputError
 
 REWARD = "reward"  # and "reward/<function>" where there are several: of completions, at every step
+# How the recorder ends the name of the held-out score of each trainer.
+_SCORES = {"Trainer": "loss", "SFTTrainer": "loss", "DPOTrainer": "logp_margin", "RewardTrainer": "reward_margin"}
 
 Recorded = tuple[NDArray[np.int64], list[NDArray[np.int64]], NDArray[np.int64]]
 
@@ -113,6 +116,25 @@ def training_rewards(run: Run) -> dict[str, dict[int, dict[int, float]]]:
 
 def _is_reward(run: Run, name: str) -> bool:
     return generates(run) and (name == REWARD or name.startswith(f"{REWARD}/"))
+
+
+def score_meaning(run: Run, measure: str) -> str | None:
+    """Return what an evaluation's scores are, and in which unit, in the words of run.json.
+
+    None where it does not say, and for scores that are not the recorder's own.
+
+    Examples
+    --------
+    >>> score_meaning(Run.open("runs/sdo"), "eval_loss")  # doctest: +SKIP
+    'mean negative log-likelihood per token, nats'
+    """
+    meaning = run.info.get("meaning")
+    if not isinstance(meaning, dict):
+        return None
+    words, own = meaning.get("score"), _SCORES.get(str(meaning.get("trainer")))
+    # eval_loss, or with several evaluation datasets eval_NAME_loss.
+    known = own is not None and re.fullmatch(rf"eval_(.+_)?{own}", measure) is not None
+    return words if known and isinstance(words, str) and words else None
 
 
 def generates(run: Run) -> bool:

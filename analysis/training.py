@@ -190,7 +190,12 @@ def reward_curves(
 
 
 def evaluation_curves(
-    runs: Mapping[str, Evaluation], name: str, *, title: str = "", ax: Axes | None = None
+    runs: Mapping[str, Evaluation],
+    name: str,
+    *,
+    meaning: str | None = None,
+    title: str = "",
+    ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
     """Draw one measure over the evaluations of several runs.
 
@@ -200,6 +205,8 @@ def evaluation_curves(
         Run name to evaluation.
     name
         The measure, for the axis.
+    meaning
+        What its scores are, and in which unit: beside the name.
     title
         Drawn as it is.
     ax
@@ -211,7 +218,9 @@ def evaluation_curves(
     """
     lines = {run: (one.step[one.count > 0], one.mean[one.count > 0]) for run, one in runs.items()}
     figure, axes = _curves(lines, dots="o", smooth=False, empty="no evaluation has a score", title=title, ax=ax)
-    axes.set_ylabel(f"{plain_text(name)}, mean over samples")
+    said = f": {plain_text(meaning, 100)};" if meaning else ","
+    label = f"{plain_text(name)}{said} mean over samples"
+    axes.set_ylabel(textwrap.fill(label, 40, break_on_hyphens=False))
     return figure, axes
 
 

@@ -13,7 +13,7 @@ from analysis.balance_summary import BalanceSummary
 from analysis.coherence import step_coherence_blocks, step_summary
 from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
 from analysis.plots import batch_coherence_series, coherence_heat_maps
-from analysis.recorded import generates
+from analysis.recorded import generates, score_meaning
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
 from analysis.runs import Run
 from analysis.training import (
@@ -82,6 +82,12 @@ class Material:
         if name not in self._rewards:
             self._rewards[name] = rewards(self.runs[name])
         return self._rewards[name]
+
+    def score_meaning(self, measure: str) -> str | None:
+        """Return what a measure is in the words of run.json; None where the runs that have it do not say the same."""
+        having = [name for name in self.runs if measure in self.evaluations(name)]
+        said = {score_meaning(self.runs[name], measure) for name in having}
+        return said.pop() if len(said) == 1 else None
 
     @property
     def signals(self) -> list[str]:
@@ -223,6 +229,8 @@ def _evaluation(material: Material, measure: str) -> tuple[Table, Picture, dict[
     for name, one in held.items():
         values = [None if np.isnan(m) else float(m) for m in one.mean]
         data[name] = {"step": one.step.tolist(), "mean": values, "samples": one.count.tolist()}
+        if (own := score_meaning(material.runs[name], measure)) is not None:
+            data[name]["meaning"] = own
         if None in values:
             data[name]["mean_reason"] = "no sample has a score there"
         first, last = number(values[0], "{:.4g}", "no score"), number(values[-1], "{:.4g}", "no score")
@@ -241,10 +249,12 @@ def _evaluation(material: Material, measure: str) -> tuple[Table, Picture, dict[
             )
         )
     head = ("run", "evaluations", "samples", "first", "lowest", "highest", "last")
-    figure, _ = evaluation_curves(held, measure)
-    caption = f"{measure}: mean over the samples of each evaluation. One seed gives no verdict on a difference."
+    meaning = material.score_meaning(measure)
+    said = f"{measure}, {meaning}" if meaning else measure
+    figure, _ = evaluation_curves(held, measure, meaning=meaning)
+    caption = f"{said}: mean over the samples of each evaluation. One seed gives no verdict on a difference."
     picture = Picture.of(figure, alt=f"{measure} over the steps, a line a run.", caption=caption)
-    return Table(head, tuple(rows), measure), picture, data
+    return Table(head, tuple(rows), said), picture, data
 
 
 # ---------------------------------------------------------------------- coherence

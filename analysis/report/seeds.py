@@ -42,9 +42,11 @@ def seeds_section(material: Material) -> Section | Absent:
         left_out = [name for name in (*first, *runs) if any(material.runs[name] is one for one in pairing.left_out)]
         words.append(_paired(kind, baseline, pairing, left_out))
         for one in found:
-            tables.append(_table(one, kind, baseline))
+            meaning = material.score_meaning(one.measure)
+            measure = f"{one.measure}, {meaning}" if meaning else one.measure
+            tables.append(_table(one, f"{measure}: {kind} minus {baseline}"))
             figure, _ = seed_differences(one)
-            caption = f"{one.measure}: {kind} minus {baseline}, a line a pair."
+            caption = f"{measure}: {kind} minus {baseline}, a dot a pair."
             pictures.append(Picture.of(figure, alt=caption, caption=caption))
             findings.append(_finding(one, kind, baseline))
             words += [f"{note}." for note in one.notes]
@@ -68,7 +70,7 @@ def _entries(one: SeedComparison) -> list[dict[str, Any]]:
     return [{"step": step, **asdict(found)} for step, found in zip(one.steps, one.comparisons, strict=True)]
 
 
-def _table(one: SeedComparison, kind: str, baseline: str) -> Table:
+def _table(one: SeedComparison, caption: str) -> Table:
     rows = []
     for step, found in zip(one.steps, one.comparisons, strict=True):
         interval = number(None, reason=found.reason)
@@ -86,7 +88,7 @@ def _table(one: SeedComparison, kind: str, baseline: str) -> Table:
             )
         )
     head = ("step", "mean difference", "95 % interval (t)", "p (t)", "Cohen's d, paired", "p (sign flips)", "least p")
-    return Table(head, tuple(rows), f"{one.measure}: {kind} minus {baseline}, {one.comparisons[0].n} pairs")
+    return Table(head, tuple(rows), f"{caption}, {one.comparisons[0].n} pairs")
 
 
 def _finding(one: SeedComparison, kind: str, baseline: str) -> Finding:

@@ -10,7 +10,7 @@ import pytest
 from analysis import Run, compare_seeds, pair_runs, run_exposure, run_locality
 from analysis.locality import SeriesDesign, SeriesTest
 from analysis.overview import mean_within_batch_cosine
-from analysis.recorded import exposed_batches, recorded_batches, sample_scores, steps_per_batch
+from analysis.recorded import exposed_batches, recorded_batches, sample_scores, score_meaning, steps_per_batch
 from analysis.redraw import Draw, recorded_plan
 from analysis.training import evaluations, rewards, training
 from sdo import SDO, Embeddings, InputError
@@ -262,3 +262,16 @@ def test_a_run_of_completions_without_rewards_is_not_sent_to_an_eval_dataset(mak
     runs = [Run.open(make_run(f"r{i}").info(seeds={"seed": i % 2}, trainer=GENERATES).path) for i in range(4)]
     with pytest.raises(InputError, match=r"no evaluation in common.*none, …\); mend: log scores by recorder"):
         compare_seeds(pair_runs(runs[:2], runs[2:]))
+
+
+def test_the_recorders_own_scores_have_the_words_of_run_json(make_run):
+    pytest.importorskip("torch", reason="needs the extra train")
+    kinds = pytest.importorskip("diagnostics.kinds", reason="needs the extra train")
+    for kind in (kinds.PLAIN, *kinds.SUPPORTED):
+        run = Run.open(make_run(kind.trainer).info(meaning=kind.describe()).path)
+        expected = None if kind.score_from is None else kind.score
+        for name in (f"eval_{kind.score_name}", f"eval_hard_{kind.score_name}"):
+            assert score_meaning(run, name) == expected
+        for name in ("eval_correct", f"my_{kind.score_name}", "eval_rewards/margins"):
+            assert score_meaning(run, name) is None
+    assert score_meaning(Run.open(make_run("old").path), "eval_loss") is None

@@ -22,6 +22,7 @@ from analysis import (
 from analysis.balance_words import CAVEAT, WORDS
 from analysis.report import build_report
 from analysis.report.settings import kinds_of_run
+from analysis.training import evaluation_curves
 from sdo import Embeddings, Uniform
 
 MARKUP = "</title><script>alert('x')</script><img src=x onerror=alert(1)> $a_b$ \u202e"
@@ -148,6 +149,27 @@ def test_runs_whose_losses_are_different_things_are_said(make_training):
     shown = Page(build_report({name: runs[name] for name in ("a", "c")}).html).words
     assert "cannot be compared" not in shown
     assert "Training loss: nats." in shown
+
+
+def test_evaluations_have_the_unit_of_run_json(make_training, monkeypatch):
+    nats = "mean negative log-likelihood per token, nats"
+    writer = make_training("a", meaning={"trainer": "SFTTrainer", "score": nats})
+    writer.evaluations("eval_loss", {5: [3.0], 10: [2.0]}).evaluations("eval_correct", {7: [1.0]})
+    labels = []
+
+    def remember(*arguments, **options):
+        figure, axes = evaluation_curves(*arguments, **options)
+        labels.append(" ".join(axes.get_ylabel().split()))
+        return figure, axes
+
+    monkeypatch.setattr("analysis.report.sections.evaluation_curves", remember)
+    report = build_report({"a": Run.open(writer.path)})
+    assert labels == ["eval_correct, mean over samples", f"eval_loss: {nats}; mean over samples"]
+    entries = report.numbers["sections"]["training"]["runs"]["a"]["evaluations"]
+    assert entries["eval_loss"]["meaning"] == nats
+    assert "meaning" not in entries["eval_correct"]
+    assert f"<caption>eval_loss, {nats}</caption>" in report.html
+    assert f"<figcaption>eval_loss, {nats}: mean over" in report.html
 
 
 def test_one_run_is_described_and_not_judged(runs):
