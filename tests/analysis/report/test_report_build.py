@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from html.parser import HTMLParser
 from io import BytesIO
 
@@ -70,6 +71,26 @@ def test_the_page_needs_no_script_and_no_network(runs):
             assert attributes.get(name, "#").startswith(("#", "data:image/png;base64,"))
     policy = [a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy[0].startswith("default-src 'none'")
+
+
+def test_print_shows_what_is_folded_away(runs):
+    html = build_report(runs).html
+    printed = "".join(re.findall(r"@media print\{(.*)\}", html))
+    # A closed details hides the box around its content, whatever its children are.
+    assert "details::details-content{content-visibility:visible;block-size:auto}" in printed
+    # Where that box cannot be named, the heading stays: it says that something is missing.
+    assert "@supports selector(::details-content){summary{display:none}}" in printed
+    assert printed.count("summary{display:none}") == 1
+    assert "<details>" in html
+
+
+def test_words_in_tables_keep_a_width_to_read_them(runs):
+    html = build_report(runs).html
+    assert "td:not(.n){min-width:6rem}" in html
+    assert ".words td{min-width:11rem}" in html
+    for caption, words in (("Runs", True), ("What each run trained on", False)):
+        assert (f'<table class="words">\n<caption>{caption}<' in html) is words
+        assert f"<caption>{caption}<" in html
 
 
 def test_pictures_have_words_and_true_sizes(runs):
