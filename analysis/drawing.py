@@ -22,6 +22,9 @@ from sdo.files import write_atomically
 # Okabe and Ito's palette: told apart by colour-blind readers and in print.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _LONGEST_NAME = 48
+MANY_RUNS = 8  # beyond, names stand below the axes and alone
+_NARROW_NAME = 24
+_ROW, _CHARACTER, _HANDLE = 0.17, 0.075, 0.45  # inches of a small legend
 
 
 def plain_text(text: str, longest: int = _LONGEST_NAME) -> str:
@@ -111,6 +114,58 @@ def named_legend(axes: Axes, handles: Sequence[Any], names: Sequence[str], **pla
     # Set afterwards: a legend refuses labels that begin with an underscore.
     for text, shown in zip(legend.get_texts(), names, strict=True):
         text.set_text(shown)
+
+
+def runs_legend(
+    axes: Axes, handles: Sequence[Any], names: Sequence[str], details: Sequence[str], *, grow: bool, **place: Any
+) -> None:
+    """Add a legend of runs: names with details where they are few, else names alone, in columns below the axes.
+
+    Parameters
+    ----------
+    axes
+        What the handles are drawn in.
+    handles, names, details
+        One a run; details follow the name.
+    grow
+        Make the figure higher by what many names take: right for a figure of one's own alone.
+    place
+        Where few names stand, for matplotlib.
+    """
+    if len(names) <= MANY_RUNS:
+        shown = [f"{plain_text(name)}{more}" for name, more in zip(names, details, strict=True)]
+        named_legend(axes, handles, shown, **place)
+        return
+    shown = [plain_text(name) for name in short_names(names)]
+    figure = root_figure(axes)
+    width = _HANDLE + _CHARACTER * max(map(len, shown))
+    columns = max(1, int(figure.get_figwidth() / width))
+    if grow:
+        figure.set_figheight(figure.get_figheight() + _ROW * -(-len(names) // columns))
+    below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.0), "borderaxespad": 4.4}
+    named_legend(axes, handles, shown, ncols=columns, columnspacing=1.2, **below)
+
+
+def short_names(names: Sequence[str], longest: int = _NARROW_NAME) -> list[str]:
+    """Return names of which none is longer than `longest`, where that leaves them apart.
+
+    What long names begin with in common goes first, then the middle of each.
+
+    Examples
+    --------
+    >>> short_names(["ablations-of-the-spring-k2-101", "ablations-of-the-spring-k4-101"])
+    ['…k2-101', '…k4-101']
+    """
+    if max(map(len, names), default=0) <= longest:
+        return list(names)
+    columns = zip(*names, strict=False)
+    shared = next((i for i, letters in enumerate(columns) if len(set(letters)) > 1), 0)
+    while shared and names[0][shared - 1].isalnum():  # words stay whole
+        shared -= 1
+    ends = [f"…{name[shared:]}" if shared > 1 else name for name in names]
+    half = (longest - 1) // 2
+    cut = [end if len(end) <= longest else f"{end[:half]}…{end[-half:]}" for end in ends]
+    return cut if len(set(cut)) == len(set(names)) else ends
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from analysis.drawing import COLOURS, figure_of, message, plain_text
+from analysis.drawing import COLOURS, MANY_RUNS, figure_of, message, plain_text, runs_legend
 from analysis.exposure import Exposure
 from analysis.seeds import SeedComparison
 
-_BARS = 40  # beyond, counts are drawn as a line
+_BARS = 40  # beyond, or of many runs, counts are drawn as a line
 
 
 def exposure_histogram(
@@ -41,23 +42,25 @@ def exposure_histogram(
         return figure, axes
     width = 0.8 / len(exposures)
     longest = max(int(one.times.max()) for one in exposures.values())
-    for position, (name, one) in enumerate(exposures.items()):
+    handles: list[Any] = []
+    details = []
+    for position, one in enumerate(exposures.values()):
         share = np.bincount(one.times, minlength=longest + 1) / len(one.times)
         index = one.gini()
-        label = f"{plain_text(name)}: mean {one.times.mean():.2f}, Gini "
-        label += "undefined" if index.value is None else f"{index.value:.3f}"
-        colour = COLOURS[position % len(COLOURS)]
-        if longest < _BARS:
+        told = "undefined" if index.value is None else f"{index.value:.3f}"
+        details.append(f": mean {one.times.mean():.2f}, Gini {told}")
+        colour, style = COLOURS[position % len(COLOURS)], ("-", "--", ":")[position // len(COLOURS) % 3]
+        if longest < _BARS and len(exposures) <= MANY_RUNS:
             place = np.arange(longest + 1) + (position - (len(exposures) - 1) / 2) * width
-            axes.bar(place, share, width, color=colour, label=f" {label}")
+            handles.append(axes.bar(place, share, width, color=colour))
         else:
-            axes.plot(np.arange(longest + 1), share, color=colour, drawstyle="steps-mid", label=f" {label}")
+            handles += axes.plot(np.arange(longest + 1), share, style, color=colour, drawstyle="steps-mid")
     axes.set_xlabel("times a sample was seen")
     axes.set_ylabel("share of samples")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    runs_legend(axes, handles, list(exposures), details, grow=ax is None)
     return figure, axes
 
 
@@ -70,10 +73,11 @@ def coverage_curves(
     if not exposures:
         message(axes, "no exposures to show")
         return figure, axes
-    for position, (name, one) in enumerate(exposures.items()):
+    handles, details = [], []
+    for position, one in enumerate(exposures.values()):
         style = ("-", "--", ":")[position // len(COLOURS) % 3]
-        label = f" {plain_text(name)}: {one.coverage[-1]:.1%} after {len(one.step)} steps"
-        axes.plot(one.step + 1, one.coverage, style, color=COLOURS[position % len(COLOURS)], linewidth=1.8, label=label)
+        details.append(f": {one.coverage[-1]:.1%} after {len(one.step)} steps")
+        handles += axes.plot(one.step + 1, one.coverage, style, color=COLOURS[position % len(COLOURS)], linewidth=1.8)
     axes.set_ylim(0.0, 1.02)
     axes.set_xlim(left=0)
     axes.set_xlabel("steps done")
@@ -82,7 +86,7 @@ def coverage_curves(
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    runs_legend(axes, handles, list(exposures), details, grow=ax is None, loc="lower right")
     return figure, axes
 
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.coherence import BatchCoherence, CoherenceBlocks
-from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text, root_figure, running_mean
+from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean, runs_legend
 
 MAX_CELLS = 256
 UNDEFINED_GREY = "#8c8c8c"
@@ -241,7 +241,7 @@ def batch_coherence_series(
     """
     figure, axes = figure_of(ax, (8.0, 4.2))
     axes.set_title(plain_text(title, 100), fontsize="medium")
-    handles, labels = [], []
+    handles, names, details = [], [], []
     for position, (name, one) in enumerate(series.items()):
         step, value = one.step[one.defined], one.value[one.defined]
         if len(value) == 0:
@@ -252,7 +252,8 @@ def batch_coherence_series(
         size = 9 if len(value) <= 50 else 5
         axes.plot(step, value, ".", color=colour, alpha=0.6, markersize=size, markeredgewidth=0)
         handles += axes.plot(step, running_mean(value, wide), style, color=colour, linewidth=1.8)
-        labels.append(f"{plain_text(name)} ({len(value)} steps; line: mean over {wide} of them)")
+        names.append(name)
+        details.append(f" ({len(value)} steps; line: mean over {wide} of them)")
     if not handles:
         message(axes, "no step with two defined gradients:\nnothing to compare")
         return figure, axes
@@ -262,8 +263,8 @@ def batch_coherence_series(
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    place = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
-    named_legend(axes, handles, labels, **place)
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.16), "borderaxespad": 0.0}
+    runs_legend(axes, handles, names, details, grow=ax is None, **place)
     return figure, axes
 
 

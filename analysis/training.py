@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text, running_mean
+from analysis.drawing import COLOURS, figure_of, message, plain_text, running_mean, runs_legend
 from analysis.recorded import exposed_batches, held_out_scores, training_rewards
 from analysis.runs import Run
 
@@ -244,7 +244,7 @@ def _curves(
         shown = running_mean(value, min(len(value), max(3, len(value) // 20))) if smooth else value
         axes.plot(step, value, dots, color=colour, alpha=0.25 if smooth else 1.0, markersize=4, markeredgewidth=0)
         handles += axes.plot(step, shown, style, color=colour, linewidth=1.7)
-        labels.append(plain_text(name))
+        labels.append(name)
     if not handles:
         message(axes, f"{empty}:\nnothing to draw")
         return figure, axes
@@ -252,5 +252,5 @@ def _curves(
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    named_legend(axes, handles, labels)
+    runs_legend(axes, handles, labels, [""] * len(labels), grow=ax is None)
     return figure, axes

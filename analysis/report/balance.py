@@ -11,6 +11,7 @@ from analysis.balance_summary import BalanceSummary
 from analysis.balance_words import CAVEAT, NAMES, WORDS
 from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number, signed
 from analysis.report.sections import Material
+from analysis.report.settings import not_drawn
 
 _WEAKEST = 5
 _ROWS = 24  # clusters of a picture
@@ -154,12 +155,16 @@ def _findings(summary: BalanceSummary) -> list[Finding]:
 def _pictures(summary: BalanceSummary) -> list[Picture]:
     words = summary.keywords or None
     pictures = []
-    for name, one in list(summary.balances.items())[:_PICTURES]:
+    drawn, compared = list(summary.balances)[:_PICTURES], list(summary.comparisons)[: _PICTURES - 1]
+    told = not_drawn(drawn, list(summary.balances), "sdo balance PREDICTIONS… --out DIR")
+    for name in drawn:
+        one = summary.balances[name]
         figure, _ = ranked_clusters(one, keywords=words, rows=_ROWS, title=name)
         caption = f"{name}: accuracy by cluster, Wilson 95 % intervals, and the band of equally good clusters."
+        caption += told if name == drawn[-1] else ""
         pictures.append(Picture.of(figure, alt=f"Clusters of {name} ranked by accuracy.", caption=caption))
-    for name, compared in list(summary.comparisons.items())[: _PICTURES - 1]:
-        figure, _ = dumbbell(compared, baseline=summary.baseline, run=name, keywords=words, rows=_ROWS)
+    for name in compared:
+        figure, _ = dumbbell(summary.comparisons[name], baseline=summary.baseline, run=name, keywords=words, rows=_ROWS)
         caption = f"Accuracy of each cluster in {summary.baseline} and {name}."
         pictures.append(Picture.of(figure, alt=caption, caption=caption))
     figure, _ = lorenz(summary.balances)

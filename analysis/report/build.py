@@ -23,7 +23,7 @@ from sdo.files import write_atomically
 
 FORMAT = "sdo-report"
 FORMAT_VERSION = 1
-_PICTURE_BYTES = 640_000  # a third more as base64, so that the page stays under a megabyte
+_PAGE_BYTES = 950_000  # pictures share what words and tables leave, and are a third more as base64
 _LEAST_SCALE = 0.4  # smaller, nothing could be read
 _SECTIONS: tuple[tuple[str, str, Callable[[Material], Section | Absent]], ...] = (
     ("balance", "Balance over clusters", balance_section),
@@ -104,14 +104,15 @@ def build_report(
     Returns
     -------
     Report
-        Under a megabyte for a few runs, readable without scripts and without a network.
+        Under a megabyte, readable without scripts and without a network.
     """
     material = Material(dict(runs), tuple(command), balance, embeddings, redraws)
     parts = {key: _part(key, name, compute, material) for key, name, compute in _SECTIONS}
     findings, warnings = _first(material, parts)
     made = datetime.now(UTC).isoformat(timespec="minutes")
     subtitle = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; made {made}"
-    parts, scale = _fitted(parts)
+    words = render(title, subtitle, findings, warnings, [_without_pictures(part) for part in parts.values()])
+    parts, scale = _fitted(parts, (_PAGE_BYTES - len(words.encode())) * 3 // 4)
     html = render(title, subtitle, findings, warnings, list(parts.values()))
     numbers = {
         "format": FORMAT,
@@ -127,21 +128,33 @@ def build_report(
     return Report(html, numbers, failed)
 
 
-def _fitted(parts: dict[str, Part]) -> tuple[dict[str, Part], float]:
-    """Scale the pictures down until they fit the page; return the parts and the factor of the pictures' sides."""
+def _fitted(parts: dict[str, Part], budget: int) -> tuple[dict[str, Part], float]:
+    """Shrink the largest pictures until all take `budget` bytes; return the parts and the least factor of a side."""
     shown = {key: part.content for key, part in parts.items() if isinstance(part.content, Section)}
-    size = sum(len(picture.png) for content in shown.values() for picture in content.pictures)
-    scale = 1.0
-    fitted = dict(parts)
-    while size > _PICTURE_BYTES and scale > _LEAST_SCALE:
-        # Bytes shrink a little slower than the area.
-        scale = max(_LEAST_SCALE, scale * min(0.9, (_PICTURE_BYTES / size) ** 0.5))
-        size = 0
-        for key, content in shown.items():
-            pictures = tuple(picture.scaled(scale) for picture in content.pictures)
-            fitted[key] = replace(parts[key], content=replace(content, pictures=pictures))
-            size += sum(len(picture.png) for picture in pictures)
-    return fitted, scale
+    whole = [picture for content in shown.values() for picture in content.pictures]
+    scales = [1.0] * len(whole)
+    sizes = [len(picture.png) for picture in whole]
+    most = max(sizes, default=0)
+    pictures = list(whole)
+    while sum(sizes) > budget and max(scales) > _LEAST_SCALE:
+        # Curves are small and have to be read; heat maps and clouds are large and can be seen.
+        most = round(0.9 * most)
+        for i, size in enumerate(sizes):
+            if size > most:
+                # Bytes shrink a little slower than the area.
+                scales[i] = max(_LEAST_SCALE, scales[i] * min(0.95, (most / size) ** 0.5))
+                pictures[i] = whole[i].scaled(scales[i])
+        sizes = [len(picture.png) for picture in pictures]
+    left = iter(pictures)
+    fitted = {
+        key: replace(parts[key], content=replace(content, pictures=tuple(next(left) for _ in content.pictures)))
+        for key, content in shown.items()
+    }
+    return parts | fitted, min(scales, default=1.0)
+
+
+def _without_pictures(part: Part) -> Part:
+    return replace(part, content=replace(part.content, pictures=())) if isinstance(part.content, Section) else part
 
 
 def _part(key: str, title: str, compute: Callable[[Material], Section | Absent], material: Material) -> Part:

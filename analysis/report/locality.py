@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from analysis.exposure import exposure_entry, run_exposure
@@ -10,11 +11,13 @@ from analysis.exposure_plots import coverage_curves, exposure_histogram
 from analysis.locality_plots import signal_clouds
 from analysis.locality_study import RunLocality, locality_entry, run_locality
 from analysis.redraw_tests import Association, worker_count
-from analysis.report.content import DASH, Absent, Cell, Picture, Section, Table, number
+from analysis.report.content import DASH, Absent, Cell, Picture, Section, Table, number, some
 from analysis.report.sections import Material
+from analysis.report.settings import drawn_runs, not_drawn
 from analysis.sample_pairs import Slope
 from sdo.errors import InputError
 
+_CLOUDS = 4  # pictures, a run and signal each; more would not fit a page that can be sent
 _POOLS = 6  # epochs whose pool size is shown
 
 
@@ -47,18 +50,33 @@ def locality_section(material: Material) -> Section | Absent:
     rows = [row for name, one in found.items() for row in _rows(name, one)]
     head = ("run", "signal", "steps: r", "p", "pairs of steps: r", "p", "pairs of samples: slope", "95 % interval")
     table = Table(head, tuple(rows), "Embedding cosine against gradient cosine", texts=2)
-    pictures = []
+    untested: dict[str, list[str]] = {}
     for name, one in found.items():
-        for signal, of in one.signals.items():
+        if one.reason is not None:
+            untested.setdefault(one.reason, []).append(name)
+    words = [_sentence(some(names), found[names[0]]) for names in untested.values()]
+    words += [_sentence(name, one) for name, one in found.items() if one.reason is None]
+    words += [f"{name} is left out: {reason}." for name, reason in missing.items()]
+    data: dict[str, Any] = {name: locality_entry(one) for name, one in found.items()}
+    data |= {name: {"signals": None, "reason": reason} for name, reason in missing.items()}
+    return Section(tuple(words), (table,), tuple(_clouds(found, material)), more=_WORDS, data={"runs": data})
+
+
+def _clouds(found: dict[str, RunLocality], material: Material) -> list[Picture]:
+    having = [name for name, one in found.items() if any(of.clouds for of in one.signals.values())]
+    signals = {signal for name in having for signal, of in found[name].signals.items() if of.clouds}
+    drawn = drawn_runs(having, material.runs, max(1, _CLOUDS // max(1, len(signals))))
+    pictures = []
+    for name in drawn:
+        for signal, of in found[name].signals.items():
             if of.clouds:
                 figure, _ = signal_clouds(of, title=f"{signal}, {name}")
                 alt = f"Gradient cosine over embedding cosine of steps and pairs of samples: {signal}, {name}."
                 pictures.append(Picture.of(figure, alt=alt, caption=f"Locality of {signal}, {name}.", dpi=75))
-    words = [*(_sentence(name, one) for name, one in found.items())]
-    words += [f"{name} is left out: {reason}." for name, reason in missing.items()]
-    data: dict[str, Any] = {name: locality_entry(one) for name, one in found.items()}
-    data |= {name: {"signals": None, "reason": reason} for name, reason in missing.items()}
-    return Section(tuple(words), (table,), tuple(pictures), more=_WORDS, data={"runs": data})
+    if pictures:
+        told = not_drawn(drawn, having, "sdo locality RUN --out DIR")
+        pictures[-1] = replace(pictures[-1], caption=pictures[-1].caption + told)
+    return pictures
 
 
 def exposure_section(material: Material) -> Section | Absent:

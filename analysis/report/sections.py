@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 
 from analysis.balance_summary import BalanceSummary
 from analysis.coherence import step_coherence_blocks, step_summary
+from analysis.drawing import MANY_RUNS
 from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
 from analysis.plots import batch_coherence_series, coherence_heat_maps
 from analysis.recorded import generates, score_meaning
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
+from analysis.report.settings import drawn_runs, kinds_of_run, not_drawn
 from analysis.runs import Run
 from analysis.training import (
     Evaluation,
@@ -29,6 +32,10 @@ from analysis.training import (
 )
 
 _NO_REWARD = "no step has a reward"
+
+_HEAT_MAPS = 6  # runs whose heat maps are drawn; noise does not compress, and a page has to be sent
+_CELLS, _FEW = 256, 2  # cells a side of them, up to so many
+_SHARED_CELLS = 235**2  # cells of all of them together where there are more
 
 
 @dataclass
@@ -279,10 +286,14 @@ def coherence_section(material: Material) -> Section | Absent:
 
 def _coherence_of(material: Material, signal: str) -> tuple[Table, list[Picture], dict[str, Any], str]:
     rows, matrices, steps, series, data = [], {}, {}, {}, {}
+    drawn = drawn_runs(list(material.runs), material.runs, _HEAT_MAPS)
+    cells = _CELLS if len(drawn) <= _FEW else math.isqrt(_SHARED_CELLS // len(drawn))
     for name, run in material.runs.items():
         gradients = run.gradients(signal, "step")
         between = step_coherence_overview(step_summary(gradients))
-        matrices[name], steps[name] = step_coherence_blocks(gradients.sketch, gradients.defined), gradients.step
+        if name in drawn:
+            matrices[name] = step_coherence_blocks(gradients.sketch, gradients.defined, size=cells)
+            steps[name] = gradients.step
         within, one = batch_coherence_overview(run, signal)
         if one.defined.any():
             series[f"{name}, {within['between']}"] = one
@@ -311,7 +322,8 @@ def _coherence_of(material: Material, signal: str) -> tuple[Table, list[Picture]
     picture = Picture.of(
         figure,
         alt=f"Heat maps of the cosine between the gradients of all pairs of steps, {signal}, one a run, on one scale.",
-        caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs.",
+        caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs."
+        + not_drawn(drawn, list(material.runs), "sdo coherence RUN… --out DIR"),
         dpi=80,  # noise does not compress
     )
     pictures = [picture]
@@ -319,19 +331,30 @@ def _coherence_of(material: Material, signal: str) -> tuple[Table, list[Picture]
         figure, _ = batch_coherence_series(series, of="samples or micro-batches")
         alt = f"Batch coherence of {signal} over the steps, a colour a run."
         pictures.append(Picture.of(figure, alt=alt, caption=f"Batch coherence, {signal}: dots are steps."))
-    return Table(head, tuple(rows), caption), pictures, data, _coherence_sentence(signal, data)
+    return Table(head, tuple(rows), caption), pictures, data, _coherence_sentence(signal, data, material.runs)
 
 
-def _coherence_sentence(signal: str, data: Mapping[str, Any]) -> str:
+def _coherence_sentence(signal: str, data: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
     between = {name: entry["step_coherence"]["mean"] for name, entry in data.items()}
     within = {name: entry["batch_coherence"]["mean"] for name, entry in data.items()}
     parts = []
     for words, values in (("two steps", between), ("samples of one batch", within)):
         known = {name: value for name, value in values.items() if value is not None}
         if known:
-            named = [f"{signed(value, '{:+.3f}')} in {name}" for name, value in known.items()]
-            parts.append(f"gradients of {words} have a mean cosine of {join(named)}")
+            parts.append(f"gradients of {words} have a mean cosine of {join(_in_words(known, runs))}")
     return f"{signal}: {'; '.join(parts)}." if parts else ""
+
+
+def _in_words(values: Mapping[str, float], runs: Mapping[str, Run]) -> list[str]:
+    """Return each run's value, or of many runs how far those of each kind reach: the table has them all."""
+    if len(values) <= MANY_RUNS:
+        return [f"{signed(value, '{:+.3f}')} in {name}" for name, value in values.items()]
+    told = []
+    for kind, names in kinds_of_run({name: runs[name] for name in values}).items():
+        low, high = (signed(end(values[name] for name in names), "{:+.3f}") for end in (min, max))
+        reach = low if low == high else f"{low} to {high}"
+        told.append(f"{reach} in {len(names)} run{'s' if len(names) > 1 else ''} of {kind}")
+    return told
 
 
 _COHERENCE_WORDS = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from analysis.report.content import join, some
@@ -62,6 +63,21 @@ def _by_dataset(names: list[str], runs: Mapping[str, Run]) -> list[list[str]]:
     return [[name for name in names if digests[name] == digest] for digest in dict.fromkeys(digests.values())]
 
 
+def drawn_runs(names: Sequence[str], runs: Mapping[str, Run], most: int) -> list[str]:
+    """Return at most so many names, of each kind of run in turn, in their order: a page holds few large pictures."""
+    kinds = kinds_of_run({name: runs[name] for name in names}).values()
+    turns = [name for turn in zip_longest(*kinds) for name in turn if name is not None]
+    chosen = set(turns[:most])
+    return [name for name in names if name in chosen]
+
+
+def not_drawn(drawn: Sequence[str], names: Sequence[str], mend: str) -> str:
+    """Return a sentence on runs without a picture, to follow a caption; empty where all have one."""
+    if len(drawn) == len(names):
+        return ""
+    return f" Drawn: {len(drawn)} of {len(names)} runs; the others by {mend}."
+
+
 def setting_alerts(runs: Mapping[str, Run]) -> list[str]:
     """Name what differs between runs beside the organizer, and what cannot be compared."""
     if len(runs) < 2:
@@ -79,10 +95,10 @@ def setting_alerts(runs: Mapping[str, Run]) -> list[str]:
             found.append(f"The runs differ in more than their batches: {key} is {named}.")
     unknown = [name for name, run in runs.items() if run.info.get("dataset") and dataset_digest(run) is None]
     if unknown:
-        which = "any run" if len(unknown) == len(runs) else some(unknown)
+        none = "no run.json has a" if len(unknown) == len(runs) else f"run.json of {some(unknown)} has no"
         found.append(
-            f"Whether the runs trained on the same data is not known: run.json of {which} has no SHA-256 of the "
-            "dataset's content, which earlier versions did not write."
+            f"Whether the runs trained on the same data is not known: {none} SHA-256 of the dataset's content, which "
+            "earlier versions did not write."
         )
     return found
 

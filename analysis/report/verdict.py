@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from analysis.report.content import Failed, Finding, Part, Section, join
+from analysis.report.content import Failed, Finding, Part, Section, join, some
 from analysis.report.sections import Material
 from analysis.report.settings import kinds_of_run, setting_alerts
 
@@ -94,19 +94,21 @@ def _gradients(material: Material, parts: Mapping[str, Part]) -> list[str]:
 
 
 def _steps(material: Material) -> list[str]:
-    found = []
-    distinct = {}
+    slow: dict[str, list[str]] = {}
+    clipping: dict[str, list[str]] = {}
+    distinct: dict[int, list[str]] = {}
     for name, run in material.runs.items():
         share = material.overview(name)["recorder_share"]
         if share is not None and share > _RECORDER_SHARE:
-            found.append(f"{name}: the recorder took {share:.0%} of the time.")
+            slow.setdefault(f"the recorder took {share:.0%} of the time", []).append(name)
         clipped = [value for value in run.steps().column("clipped").to_pylist() if value is not None]
         if clipped and sum(clipped) / len(clipped) > _CLIPPED:
-            found.append(f"{name}: {sum(clipped)} of {len(clipped)} updates were clipped.")
+            clipping.setdefault(f"{sum(clipped)} of {len(clipped)} updates were clipped", []).append(name)
         seen = material.training(name).distinct
         if len(seen):
-            distinct[name] = int(seen[-1])
-    if len(distinct) > 1 and min(distinct.values()) < _DISTINCT * max(distinct.values()):
-        named = join([f"{name} {count}" for name, count in distinct.items()])
+            distinct.setdefault(int(seen[-1]), []).append(name)
+    found = [f"{some(names)}: {words}." for one in (slow, clipping) for words, names in one.items()]
+    if distinct and min(distinct) < _DISTINCT * max(distinct):
+        named = join([f"{count} in {some(names)}" for count, names in distinct.items()])
         found.append(f"The runs saw different numbers of different samples: {named}.")
     return found

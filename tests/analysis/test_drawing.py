@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from analysis import heat_map, save
-from analysis.drawing import plain_text, root_figure, running_mean
+from analysis.drawing import MANY_RUNS, figure_of, plain_text, root_figure, running_mean, runs_legend, short_names
 
 
 def test_plain_text():
@@ -45,3 +45,42 @@ def test_running_mean_is_centred_and_cut_at_the_ends():
             for i in range(len(values))
         ]
         np.testing.assert_allclose(running_mean(values, window), slow, rtol=1e-12)
+
+
+def drawn(names, ax=None):
+    figure, axes = figure_of(ax, (5.6, 3.8))
+    handles = [axes.plot([0, 1], [0, i])[0] for i in range(len(names))]
+    axes.set_xlabel("step")
+    runs_legend(axes, handles, names, [": more"] * len(names), grow=ax is None)
+    figure.canvas.draw()
+    return figure, axes, axes.get_legend()
+
+
+def test_few_runs_stand_with_details_and_many_below_the_axes_alone():
+    few = [f"_run {i}" for i in range(MANY_RUNS)]
+    figure, _, legend = drawn(few)
+    assert figure.get_figheight() == 3.8
+    assert [text.get_text() for text in legend.get_texts()] == [f"{name}: more" for name in few]
+    many = [f"_run $ {i}" for i in range(20)]
+    figure, axes, legend = drawn(many)
+    assert [text.get_text() for text in legend.get_texts()] == [plain_text(name) for name in many]
+    below, inside = legend.get_window_extent(), axes.get_window_extent()
+    assert below.y1 < inside.y0 - 20  # the axis label is between
+    assert below.x1 <= figure.bbox.x1
+    assert inside.height / figure.dpi > 2.5
+
+
+def test_many_runs_leave_the_size_of_a_users_figure_alone():
+    figure = Figure(figsize=(6, 4))
+    assert drawn([f"r{i}" for i in range(20)], ax=figure.subplots())[0] is figure
+    assert figure.get_figheight() == 4
+
+
+def test_long_names_lose_what_they_share_and_stay_apart():
+    assert short_names(["a", "b"], 3) == ["a", "b"]
+    names = [f"a-study-of-the-spring-{arm}-{seed}" for arm in ("sdo", "uniform") for seed in (101, 211)]
+    assert short_names(names) == ["…sdo-101", "…sdo-211", "…uniform-101", "…uniform-211"]
+    ends = ["x" * 30 + str(i) + "y" * 30 for i in range(3)]
+    assert len(set(short_names(ends, 9))) == 3
+    apart = [f"{i}-{'x' * 40}-{seed}" for i in range(2) for seed in (1, 2)]
+    assert short_names(apart, 9) == ["0-xx…xx-1", "0-xx…xx-2", "1-xx…xx-1", "1-xx…xx-2"]

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import warnings
 from html.parser import HTMLParser
 from io import BytesIO
 
@@ -21,7 +22,10 @@ from analysis import (
     summarise_balance,
 )
 from analysis.balance_words import CAVEAT, WORDS
+from analysis.plots import coherence_heat_maps
 from analysis.report import build_report
+from analysis.report.sections import Material
+from analysis.report.seeds import seeds_section
 from analysis.report.settings import kinds_of_run
 from analysis.training import evaluation_curves
 from sdo import Embeddings, Uniform
@@ -229,12 +233,43 @@ def test_pictures_are_scaled_until_the_page_can_be_sent(runs, monkeypatch):
     whole = build_report(runs)
     assert whole.numbers["picture_scale"] == 1.0
     assert len(whole.html) < 1_000_000
-    budget = int(0.95 * sum(map(len, pictures(whole))))  # how large pictures are is matplotlib's affair
-    monkeypatch.setattr("analysis.report.build._PICTURE_BYTES", budget)
+    budget = int(0.95 * len(whole.html))  # how large pictures are is matplotlib's affair
+    monkeypatch.setattr("analysis.report.build._PAGE_BYTES", budget)
     report = build_report(runs)
     assert 0.4 <= report.numbers["picture_scale"] < 1
-    assert sum(map(len, pictures(report))) <= budget
+    assert len(report.html) <= budget + 2000
     assert len(pictures(report)) == 5
+
+
+def test_of_many_runs_some_are_drawn_each_kind_in_turn_and_the_page_says_so(make_training, monkeypatch):
+    cells = {}
+
+    def heat_maps(matrices, **options):
+        cells.update({name: len(one.cells) for name, one in matrices.items()})
+        return coherence_heat_maps(matrices, **options)
+
+    monkeypatch.setattr("analysis.report.sections.coherence_heat_maps", heat_maps)
+    runs = {}
+    for i in range(20):
+        kind = "uniform" if i < 10 else "sdo"
+        organizer = {"name": kind, "options": {"seed": i % 10}}
+        writer = make_training(f"{kind}-{i % 10}", steps=140, seed=i, organizer=organizer)
+        runs[writer.path.name] = Run.open(writer.path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = build_report(runs, redraws=0)
+    assert report.failed == ()
+    assert len(report.html) < 1_000_000
+    assert list(cells) == ["uniform-0", "uniform-1", "uniform-2", "sdo-0", "sdo-1", "sdo-2"]
+    assert set(cells.values()) == {70}  # 140 steps in blocks of 2: at most 95 cells a side
+    words = Page(report.html).words
+    assert "Drawn: 6 of 20 runs; the others by sdo coherence RUN… --out DIR." in words
+    entries = report.numbers["sections"]["coherence"]["signals"]["hidden"]
+    means = [entries[f"sdo-{i}"]["step_coherence"]["mean"] for i in range(10)]
+    assert f"{min(means):+.3f} to {max(means):+.3f} in 10 runs of sdo" in words
+    for one in pictures(report):
+        with Image.open(BytesIO(one)) as image:
+            assert image.width >= 500
 
 
 @pytest.fixture
@@ -397,14 +432,15 @@ def test_two_seeds_can_give_no_verdict(scored):
 
 
 def test_common_seeds_are_compared_and_the_others_named(scored):
-    report = build_report({name: run for name, run in scored.items() if name not in ("sdo-0", "uniform-5")})
-    whole = build_report({name: run for name, run in scored.items() if name[-1] in "1234"})
-    fewer = build_report({name: run for name, run in scored.items() if name not in ("sdo-0", "sdo-5")})
-    assert report.numbers["sections"]["seeds"]["against"]["sdo"]["paired_by"] == "order"
-    entry, expected = (one.numbers["sections"]["seeds"]["against"]["sdo"] for one in (fewer, whole))
+    def compared(keep):
+        section = seeds_section(Material({name: run for name, run in scored.items() if keep(name)}))
+        return section.data["against"]["sdo"], " ".join(section.words)
+
+    entry, words = compared(lambda name: name not in ("sdo-0", "sdo-5"))
     assert (entry["pairs"], entry["left_out"]) == (4, ["uniform-0", "uniform-5"])
-    assert entry["measures"] == expected["measures"]
-    assert "no run of their seed: uniform-0 and uniform-5." in Page(fewer.html).words
+    assert entry["measures"] == compared(lambda name: name[-1] in "1234")[0]["measures"]
+    assert "no run of their seed: uniform-0 and uniform-5." in words
+    assert compared(lambda name: name not in ("sdo-0", "uniform-5"))[0]["paired_by"] == "order"
 
 
 def test_runs_that_cannot_be_paired_are_named_and_nothing_fails(scored):
