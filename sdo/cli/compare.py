@@ -12,7 +12,7 @@ from sdo.cli.run_options import unique_names
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis import Pairing, SeedComparison
+    from analysis import Pairing, Run, SeedComparison
 
 _HEADINGS = (
     *("measure", "step", "n", "baseline", "against", "difference", "95 % interval"),
@@ -69,9 +69,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
+    from analysis.report.settings import kinds_of_run, setting_alerts
     from analysis.seeds import FEW_PAIRS
 
     notes = [note for one in found for note in one.notes]
+    for side, runs in (("--baseline", pairing.baseline), ("--against", pairing.against)):
+        kinds = list(kinds_of_run({str(run.path): run for run in runs}).values())
+        if len(kinds) > 1:
+            parts = "; ".join(", ".join(kind) for kind in kinds)
+            notes.append(f"{side} holds {len(kinds)} kinds of run ({parts}): the difference is of all of them together")
+    notes += [alert.rstrip(".") for alert in setting_alerts({str(run.path): run for run in _all(pairing)})]
     n = len(pairing.baseline)
     if pairing.by == "seed":
         seeds = ", ".join(str(run.info["seeds"]["seed"]) for run in pairing.baseline)
@@ -92,6 +99,10 @@ def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
     if tests > 1:
         notes.append(f"{tests} comparisons were made; p-values are of each one alone")
     return notes
+
+
+def _all(pairing: Pairing) -> tuple[Run, ...]:
+    return (*pairing.baseline, *pairing.against)
 
 
 def _write(out: Path, pairing: Pairing, found: list[SeedComparison], notes: list[str]) -> None:

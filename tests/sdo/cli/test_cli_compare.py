@@ -72,6 +72,19 @@ def test_compares_each_checkpoint(sides, tmp_path, capsys):
     assert "d (paired)" in printed
 
 
+def test_a_side_of_several_kinds_and_other_settings_are_said_aloud(sides, capsys):
+    baseline, against = sides
+    for path, k in zip(against, (2, 4, 4), strict=True):
+        info = json.loads((path / "run.json").read_text())
+        info |= {"organizer": {"name": "sdo", "options": {"k": k}}, "trainer": {"learning_rate": 1e-3}}
+        (path / "run.json").write_text(json.dumps(info))
+    assert call("--baseline", *baseline, "--against", *against) == 0
+    printed = capsys.readouterr().out
+    assert f"--against holds 2 kinds of run ({against[0]}; {against[1]}, {against[2]})" in printed
+    assert "--baseline holds" not in printed
+    assert "differ in more than their batches: trainer learning_rate is" in printed
+
+
 def test_order_is_said_aloud_when_seeds_do_not_pair(tmp_path, capsys):
     sides = [[write(tmp_path / f"{side}{i}", 7, {4: [float(i)]}) for i in range(6)] for side in "ab"]
     assert call("--baseline", *sides[0], "--against", *sides[1]) == 0
