@@ -1,8 +1,5 @@
 import argparse
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,13 +7,7 @@ import pytest
 
 from sdo import InputError
 from sdo.cli import compare
-
-# The writer of synthetic run folders lives beside the tests of analysis.
-_SOURCE = Path(__file__).parents[2] / "analysis" / "conftest.py"
-_SPEC = importlib.util.spec_from_file_location("run_folders", _SOURCE)
-run_folders = importlib.util.module_from_spec(_SPEC)
-sys.modules["run_folders"] = run_folders
-_SPEC.loader.exec_module(run_folders)
+from tests import run_folders
 
 
 def call(*arguments):
