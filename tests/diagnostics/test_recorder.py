@@ -501,7 +501,7 @@ def test_resuming_a_checkpoint_that_was_not_recorded_is_refused(kit, tmp_path):
     (Path(checkpoint) / "trainer_state.json").write_text(json.dumps(state))
     recorded = kit.Recorded(tmp_path, case)
     before = read_all(recorded.folder)
-    with pytest.raises(InputError, match=r"than the checkpoint at step 3 \(None\)"):
+    with pytest.raises(InputError, match=r"than the checkpoint at step 3 \(none\)"):
         recorded.train(resume_from_checkpoint=checkpoint)
     assert read_all(recorded.folder) == before
 
