@@ -101,7 +101,7 @@ def sample_scores(run: Run) -> dict[str, dict[int, dict[int, float]]]:
     }
 
 
-def held_out_scores(run: Run) -> dict[str, dict[int, dict[int, float]]]:
+def evaluation_scores(run: Run) -> dict[str, dict[int, dict[int, float]]]:
     """Return `sample_scores` without the rewards of completions that were trained on."""
     return {name: steps for name, steps in sample_scores(run).items() if not _is_reward(run, name)}
 

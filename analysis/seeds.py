@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from analysis.recorded import generates, held_out_scores, training_rewards
+from analysis.recorded import evaluation_scores, generates, training_rewards
 from analysis.runs import Run
 from sdo.errors import InputError
 
@@ -143,10 +143,9 @@ class Pairing:
 
 
 def pair_runs(baseline: Sequence[Run], against: Sequence[Run]) -> Pairing:
-    """Pair runs by the seed in run.json where each side has a seed once; else by their order.
+    """Pair runs by the seed in run.json where each side has a seed once, and two seeds or more are common.
 
-    Where the sides have different numbers of runs, those of the seeds that both have are paired and the others left
-    out; equally many runs of different seeds are paired by their order.
+    Runs whose seed the other side does not have are then left out. Otherwise runs are paired by their order.
 
     Raises
     ------
@@ -156,7 +155,7 @@ def pair_runs(baseline: Sequence[Run], against: Sequence[Run]) -> Pairing:
     first, second = ({(run.info.get("seeds") or {}).get("seed"): run for run in side} for side in (baseline, against))
     known = None not in {*first, *second} and (len(first), len(second)) == (len(baseline), len(against))
     common = [seed for seed in first if seed in second] if known else []
-    if common and (len(baseline) != len(against) or len(common) == len(first)):
+    if len(common) > 1 or (common and len(baseline) != len(against)):
         left_out = [run for side in (first, second) for seed, run in side.items() if seed not in common]
         one, other = (tuple(side[seed] for seed in common) for side in (first, second))
         paired = Pairing(one, other, "seed", tuple(left_out))
@@ -219,7 +218,7 @@ def compare_seeds(pairing: Pairing) -> list[SeedComparison]:
         The runs have no measure and step in common.
     """
     every = [*pairing.baseline, *pairing.against]
-    held_out = [_without_empty(held_out_scores(run)) for run in every]
+    held_out = [_without_empty(evaluation_scores(run)) for run in every]
     rewards = [_without_empty(training_rewards(run)) for run in every]
     n = len(pairing.baseline)
     results = [_compare_evaluations(measure, held_out, n) for measure in _common(held_out)]

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from analysis.drawing import COLOURS, figure_of, message, plain_text, running_mean, runs_legend
-from analysis.recorded import exposed_batches, held_out_scores, training_rewards
+from analysis.recorded import evaluation_scores, exposed_batches, training_rewards
 from analysis.runs import Run
 
 
@@ -116,7 +116,7 @@ def evaluations(run: Run) -> dict[str, Evaluation]:
     >>> evaluations(Run.open("runs/sdo"))["held-out loss"].mean  # doctest: +SKIP
     array([2.31, 1.42, 1.01])
     """
-    return _means(held_out_scores(run))
+    return _means(evaluation_scores(run))
 
 
 def rewards(run: Run) -> dict[str, Evaluation]:

@@ -160,14 +160,19 @@ class IdChannel:
 
         First another one's organizer leaves, and recordings end that an interrupted training has left behind.
         """
+        cls.end_recordings(model, state)
         earlier = cls.peek(model)
-        if earlier is not None:
-            for other, end in list(earlier.recordings):
-                if other is not state:
-                    end()
-            if earlier.is_of_another(state) and earlier.release is not None:
-                earlier.release()
+        if earlier is not None and earlier.is_of_another(state) and earlier.release is not None:
+            earlier.release()
         return cls.of(model)
+
+    @classmethod
+    def end_recordings(cls, model: nn.Module, state: Any) -> None:
+        """End the recordings of other trainings of a model: they were interrupted, since this one begins."""
+        channel = cls.peek(model)
+        for other, end in [] if channel is None else list(channel.recordings):
+            if other is not state:
+                end()
 
     def is_of_another(self, state: Any) -> bool:
         """Whether an organizer has the model, and not that of the trainer with this state (arguments may be shared)."""

@@ -191,10 +191,11 @@ class GradientRecorder(TrainerCallback, ExportableState):
             self._recording = None
 
     def _retire(self) -> None:
-        """End a recording whose training was interrupted, because another training takes its model."""
-        warnings.warn(
-            f"the recording into {self.out} had not ended, and another training takes its model: it is closed as "
-            "failed; mend: recorder.close() after an interrupt",
-            stacklevel=2,
-        )
-        self.close()
+        """End a recording whose training was interrupted, because another training of its model begins."""
+        recording, self._recording = self._recording, None
+        if recording is not None and recording.abandon():
+            warnings.warn(
+                f"the recording into {self.out} had not ended when another training of its model began: it is closed "
+                "as failed; mend: recorder.close() after an interrupt",
+                stacklevel=2,
+            )

@@ -24,7 +24,7 @@ from diagnostics.losses import sample_losses
 from diagnostics.processes import Processes
 from diagnostics.provenance import describe_run
 from diagnostics.resuming import require_same_run
-from diagnostics.runlog import RunLog, StepRow
+from diagnostics.runlog import RunLog, StepRow, check_free
 from diagnostics.scaling import loss_scale, update_was_skipped
 from diagnostics.signals import MicroBatch, Update
 from diagnostics.step_rows import StepRows
@@ -126,8 +126,7 @@ class Recording:
             run_id = uuid.UUID(bytes=bytes(processes.lists(list(uuid.uuid4().bytes))[0])).hex
             about = describe_run(args, recording._kind, state, model, loader, recording._channel, recording._taps.named)
             info = {"run_id": run_id, **about}
-            again = state.global_step > 0 and (options.out / "run.json").exists()
-            again = bool(processes.lists([again])[0][0])
+            again = bool(processes.lists([cls._continues(options, state)])[0][0])
             opening = recording._resume_log if again else recording._create_log
             processes.leader_first(lambda: opening(info, state))
         except BaseException:
@@ -141,6 +140,11 @@ class Recording:
         recording._forward_hook = model.register_forward_hook(recording._after_forward, with_kwargs=True)
         return recording
 
+    @staticmethod
+    def _continues(options: GradientRecorder, state: Any) -> bool:
+        """Whether a checkpoint is resumed whose run folder is there."""
+        return bool(state.global_step > 0 and (options.out / "run.json").exists())
+
     @classmethod
     def _prepare(
         cls, options: GradientRecorder, args: Any, state: Any, model: nn.Module, loader: Any, processes: Processes
@@ -148,6 +152,9 @@ class Recording:
         """Refuse what cannot be recorded, and find what can."""
         kind = check_launch(type(args), args)
         require_positions(getattr(loader, "dataset", None))
+        IdChannel.end_recordings(model, state)
+        if processes.leads and not cls._continues(options, state):
+            check_free(options.out)  # before another trainer's organizer leaves the model to this one
         recording = cls(options, kind, args, model, state, processes)
         if recording._channel.check is not None:
             recording._channel.check(args, state, loader)
@@ -411,13 +418,20 @@ class Recording:
         self.log.close(status)
         self.release()
 
-    def abandon(self) -> None:
-        """Let go of the model where training ended without a word; a folder without a single row is given up."""
+    def abandon(self) -> bool:
+        """Let go of the model where training ended without a word; a folder without a single row is given up.
+
+        Returns
+        -------
+        bool
+            Whether there is a run, which has failed.
+        """
         if self.log.is_empty and not self._logged.waits:
             self.release()
             self.log.withdraw()
-        else:
-            self.close(self.steps_done, "failed")
+            return False
+        self.close(self.steps_done, "failed")
+        return True
 
     def _write_exposure(self, organizer_epoch: int) -> None:
         if self._plan is None or self._channel.trained is None:

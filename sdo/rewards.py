@@ -22,7 +22,7 @@ _NUMBER = re.compile(
 )
 # A number before it makes a mixed number of it.
 _FRACTION = re.compile(
-    r"(?:(?<![\w.,^])(?P<whole>\d{1,3}(?:,\d{3})+|\d+) *)?"
+    r"(?:(?<![\w.,^/])(?P<whole>\d{1,3}(?:,\d{3})+|\d+) *)?"
     r"\\[dt]?frac\s*\{(?P<above>[^{}]*)\}\s*\{(?P<below>[^{}]*)\}"
 )
 _LATEX = (("{,}", ","), ("\\,", ""), ("\\!", ""), ("\\$", "$"), ("\\%", "%"), ("−", "-"), ("–", "-"))
@@ -188,7 +188,8 @@ def load_reward(name: str, answer_column: str) -> Reward:
     if name in READY:
         return READY[name](answer_column)
     module, _, function = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
+    named = all(module.split(".")) and len(module.split()) == 1  # a file's name need not be an identifier
+    if not named or not function.isidentifier():
         raise InputError(f"reward is {name!r}; expected {', '.join(READY)} or module:function")
     if os.getcwd() not in sys.path:  # a command's own folder comes first there, and not the user's
         sys.path.insert(0, os.getcwd())

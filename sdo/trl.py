@@ -221,10 +221,12 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
-        self.require_fit(args, state, kwargs["train_dataloader"])
+        # A recording that an interrupt left behind writes its ledger, which begins anew below.
+        IdChannel.end_recordings(self._trainer.model, state)
         self._processes = Processes.of(args)
         self._processes.same(self._plan.fingerprint, "the plan")
         self._processes.same(self._content or "unknown", "the dataset")
+        self.require_fit(args, state, kwargs["train_dataloader"])
         self._count_trained(state.global_step)
         if self._layout is not None:
             self._completions = CompletionCount(self._layout)

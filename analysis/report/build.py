@@ -104,7 +104,7 @@ def build_report(
     Returns
     -------
     Report
-        Under a megabyte, readable without scripts and without a network.
+        Under a megabyte, as far as its words allow, readable without scripts and without a network.
     """
     material = Material(dict(runs), tuple(command), balance, embeddings, redraws)
     parts = {key: _part(key, name, compute, material) for key, name, compute in _SECTIONS}
@@ -136,11 +136,11 @@ def _fitted(parts: dict[str, Part], budget: int) -> tuple[dict[str, Part], float
     sizes = [len(picture.png) for picture in whole]
     most = max(sizes, default=0)
     pictures = list(whole)
-    while sum(sizes) > budget and max(scales) > _LEAST_SCALE:
+    while sum(sizes) > budget and max(scales, default=0.0) > _LEAST_SCALE:
         # Curves are small and have to be read; heat maps and clouds are large and can be seen.
         most = round(0.9 * most)
         for i, size in enumerate(sizes):
-            if size > most:
+            if size > most and scales[i] > _LEAST_SCALE:
                 # Bytes shrink a little slower than the area.
                 scales[i] = max(_LEAST_SCALE, scales[i] * min(0.95, (most / size) ** 0.5))
                 pictures[i] = whole[i].scaled(scales[i])

@@ -9,7 +9,7 @@ from typing import Any
 from analysis.balance_summary import BalanceSummary
 from analysis.report.content import DASH, Absent, Cell, Section, Table
 from analysis.report.sections import Material
-from analysis.report.settings import dataset_digest
+from analysis.report.settings import recorded_digest
 from analysis.runs import Run
 
 _VERSIONS = ("sdo-toolkit", "torch", "transformers", "trl", "numpy", "python")
@@ -71,7 +71,7 @@ def _dataset(run: Run) -> str:
     dataset = run.info.get("dataset") or {}
     if not dataset:
         return ""
-    digest, noted = dataset_digest(run), dataset.get("fingerprint")
+    digest, noted = recorded_digest(run), dataset.get("fingerprint")
     content = f"fingerprint {noted}, of one process" if noted else "content unknown"
     return f"{dataset.get('rows', '?')} rows, {f'SHA-256 {digest[:_SHOWN]}' if digest else content}"
 

@@ -15,7 +15,7 @@ from analysis.runs import Run
 _UNKNOWN = "unknown"
 
 
-def dataset_digest(run: Run) -> str | None:
+def recorded_digest(run: Run) -> str | None:
     """Return the SHA-256 of the content of a run's dataset; None where run.json has none.
 
     Earlier versions wrote the fingerprint of the datasets library there, 16 digits that differ between two processes
@@ -56,7 +56,7 @@ def kinds_of_run(runs: Mapping[str, Run]) -> dict[str, list[str]]:
 
 def _by_dataset(names: list[str], runs: Mapping[str, Run]) -> list[list[str]]:
     """Split runs by their dataset; those whose dataset is not known stay with the others where these have one alone."""
-    digests = {name: dataset_digest(runs[name]) for name in names}
+    digests = {name: recorded_digest(runs[name]) for name in names}
     known = set(digests.values()) - {None}
     if len(known) < 2:
         return [names]
@@ -93,7 +93,7 @@ def setting_alerts(runs: Mapping[str, Run]) -> list[str]:
         if len(by_value) > 1:
             named = join([f"{value} in {some(names)}" for value, names in by_value.items()])
             found.append(f"The runs differ in more than their batches: {key} is {named}.")
-    unknown = [name for name, run in runs.items() if run.info.get("dataset") and dataset_digest(run) is None]
+    unknown = [name for name, run in runs.items() if run.info.get("dataset") and recorded_digest(run) is None]
     if unknown:
         none = "no run.json has a" if len(unknown) == len(runs) else f"run.json of {some(unknown)} has no"
         found.append(
@@ -113,6 +113,6 @@ def _facts(run: Run) -> dict[str, Any]:
         "parameters": model.get("parameters"),
         "trained parameters": model.get("trainable_parameters"),
         "dataset rows": dataset.get("rows"),
-        "dataset": (dataset_digest(run) or _UNKNOWN)[:16],
+        "dataset": (recorded_digest(run) or _UNKNOWN)[:16],
         "batch size": organizer.get("batch_size"),
     }

@@ -100,7 +100,7 @@ def test_runs_are_paired_by_seed_or_else_by_order(make_scored):
         pair_runs(a[:1], b[:1])
 
 
-def test_of_different_numbers_of_runs_the_common_seeds_are_paired(make_scored):
+def test_of_different_seeds_the_common_ones_are_paired(make_scored):
     a = [make_scored(f"a{seed}", seed, {("loss", 4): {0: float(seed)}}) for seed in (1, 2, 3, 4)]
     b = [make_scored(f"b{seed}", seed, {("loss", 4): {0: seed + 0.5}}) for seed in (9, 3, 1)]
     pairing = pair_runs(a, b)
@@ -108,7 +108,12 @@ def test_of_different_numbers_of_runs_the_common_seeds_are_paired(make_scored):
     assert [run.name for run in pairing.baseline] == ["a1", "a3"]
     assert [run.name for run in pairing.against] == ["b1", "b3"]
     assert [run.name for run in pairing.left_out] == ["a2", "a4", "b9"]
-    assert pair_runs(a[1:], b).by == "order"
+    assert pair_runs(a[1:], b).by == "order"  # one common seed is too few
+    as_many = pair_runs(a[:3], b)
+    assert ([run.name for run in as_many.against], [run.name for run in as_many.left_out]) == (
+        ["b1", "b3"],
+        ["a2", "b9"],
+    )
     with pytest.raises(InputError, match=r"one pair of runs has a common seed \(3\)"):
         pair_runs(a, b[:2])
     with pytest.raises(InputError, match="which no seeds pair"):

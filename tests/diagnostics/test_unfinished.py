@@ -35,9 +35,9 @@ class Interrupt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def interrupted(kit, folder, case):
+def interrupted(kit, folder, case, steps=2):
     recorded = kit.Recorded(folder, case)
-    recorded.trainer.add_callback(Interrupt(2))
+    recorded.trainer.add_callback(Interrupt(steps))
     with pytest.raises(KeyboardInterrupt):
         recorded.trainer.train()
     return recorded
@@ -72,11 +72,46 @@ def test_an_interrupted_recording_ends_where_another_training_takes_its_model(ki
     assert channel is None or not channel.recordings
 
 
-def test_a_recorder_that_goes_on_after_an_interrupt_keeps_what_it_had(kit, tmp_path):
-    recorded = interrupted(kit, tmp_path, kit.Case(trainer="right", max_steps=4))
+@pytest.mark.filterwarnings("ignore:the recording into .* had not ended:UserWarning")
+@pytest.mark.parametrize("recorder_first", [True, False])
+def test_a_recorder_that_goes_on_after_an_interrupt_keeps_what_it_had(kit, tmp_path, recorder_first):
+    case = kit.Case(trainer="right", max_steps=4, organizer=True, recorder_first=recorder_first)
+    recorded = interrupted(kit, tmp_path, case)
+    batches = [recorded.handle.plan.batch(step) for step in range(2)]
     with pytest.raises(InputError, match=r"holds another run \(2 steps"):
         recorded.trainer.train()
     assert status(recorded.folder) == "failed"
+    trained = {row["sample_id"]: row["trained"] for row in recorded.rows("exposure")}
+    assert {sample for sample, count in trained.items() if count} == set(np.concatenate(batches).tolist())
+
+
+def test_a_start_that_is_refused_takes_nothing_from_others(kit, tmp_path):
+    """The folder of a baseline's recorder is taken: the organized trainer of the same model keeps its organizer."""
+    case = kit.Case(trainer="right", max_steps=2)
+    (tmp_path / "second" / "run").mkdir(parents=True)
+    (tmp_path / "second" / "run" / "notes.txt").write_text("mine")
+    first = kit.Recorded(tmp_path / "first", kit.Case(trainer="right", max_steps=2, organizer=True))
+    second = kit.Recorded(tmp_path / "second", case, model=first.trainer.model)
+    with pytest.raises(InputError, match="holds other files"):
+        second.trainer.train()
+    first.train()
+    assert len(first.rows("steps")) == 2
+
+
+def test_an_interrupt_before_the_first_row_leaves_the_folder_free(kit, tmp_path):
+    """The cell is run again with the same folder."""
+
+    class AtOnce(Interrupt):
+        def on_step_begin(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    case = kit.Case(trainer="right", max_steps=2)
+    first = kit.Recorded(tmp_path, case)
+    first.trainer.add_callback(AtOnce(0))
+    with pytest.raises(KeyboardInterrupt):
+        first.trainer.train()
+    again = kit.Recorded(tmp_path, case, model=first.trainer.model).train()
+    assert (status(again.folder), len(again.rows("steps"))) == ("finished", 2)
 
 
 def test_what_the_organizer_refuses_leaves_no_folder(kit, tmp_path):

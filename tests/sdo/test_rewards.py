@@ -61,6 +61,7 @@ CASES = {
     r"2 \tfrac{1}{2}": Fraction(5, 2),
     r"\$1{,}000\frac{1}{2}": Fraction(2001, 2),
     r"10-2\frac{1}{2}": Fraction(5, 2),
+    r"3/4 \frac{1}{2}": Fraction(1, 2),  # a number below a line is no whole one
     r"2\frac{3}{2}": Fraction(3, 2),  # an improper one makes no mixed number
     r"2\frac{x}{4}": 4,
     "step 2\n\\frac{1}{2}": Fraction(1, 2),
@@ -151,6 +152,8 @@ def test_rewards_are_found_by_name_and_by_module(tmp_path, monkeypatch):
         ":score": "expected gsm8k",
         ".x:y": r"reward is '\.x:y'; expected gsm8k, math_verify or module:function",
         "a..b:y": "expected gsm8k",
+        "a b:y": "expected gsm8k",
+        "no-such-file:y": "there is no module 'no-such-file'",
         "x:y z": "expected gsm8k",
     }.items():
         with pytest.raises(InputError, match=message):
