@@ -440,7 +440,9 @@ def test_common_seeds_are_compared_and_the_others_named(scored):
     assert (entry["pairs"], entry["left_out"]) == (4, ["uniform-0", "uniform-5"])
     assert entry["measures"] == compared(lambda name: name[-1] in "1234")[0]["measures"]
     assert "no run of their seed: uniform-0 and uniform-5." in words
-    assert compared(lambda name: name not in ("sdo-0", "uniform-5"))[0]["paired_by"] == "order"
+    as_many, _ = compared(lambda name: name not in ("sdo-0", "uniform-5"))
+    assert (as_many["paired_by"], as_many["left_out"]) == ("seed", ["uniform-0", "sdo-5"])
+    assert as_many["measures"] == entry["measures"]
 
 
 def test_runs_that_cannot_be_paired_are_named_and_nothing_fails(scored):
