@@ -211,6 +211,7 @@ CLAIMS = (
         (
             *_against_sdo({"static-graph": 0.0098, "no-exposure": 0.0014}, (_LATE, _ACCURACY, _SPREAD)),
             *_against_sdo({"locality-random": None}, (_CURVE, _ACCURACY, _SPREAD)),
+            Test("sft-small", "sdo", "locality-random", _CURVE),
         ),
         "`locality-shuffle` is not among them: it visits every sample once an epoch, in random order, so that its "
         "batches are those of uniform, one by one, and its cells the same. Without exposure and with a static graph "

@@ -14,7 +14,7 @@ pytest.importorskip("trl", reason="benchmarks/paper trains with TRL")
 
 import torch
 import yaml
-from scipy import stats
+from scipy import integrate, stats
 from trl import SFTConfig
 
 from benchmarks.paper import __main__ as command
@@ -25,7 +25,18 @@ from benchmarks.paper.cell import finished, result_file
 from benchmarks.paper.claims import Test as ClaimTest
 from benchmarks.paper.claims import finding
 from benchmarks.paper.correctness import answers_right
-from benchmarks.paper.figures import Measure, difference, holm, inside, level, mean_score, score, seeds_needed, series_r
+from benchmarks.paper.figures import (
+    Measure,
+    _power,
+    difference,
+    holm,
+    inside,
+    level,
+    mean_score,
+    score,
+    seeds_needed,
+    series_r,
+)
 from benchmarks.paper.material import Material, embed, pick, write_rows
 from benchmarks.paper.page import DOCS, write
 from benchmarks.paper.pictures import curves
@@ -450,6 +461,23 @@ def test_seeds_needed_reach_four_of_five(effect, n):
         found = (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean()
         assert found > 0.79 if enough else found < 0.81
     assert seeds_needed(one, 0.0) is None
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 8.6, 16.0, 40.0])
+def test_power_is_that_of_the_t_test(n, size):
+    """Against the definition, integrated over the standard deviation that n differences show."""
+    bound, shift = stats.t.ppf(0.975, n - 1), size * math.sqrt(n)
+
+    def density(seen):  # of the deviation seen, in units of the true one
+        return stats.chi2.pdf((n - 1) * seen**2, n - 1) * 2 * (n - 1) * seen
+
+    def found(seen):
+        return density(seen) * (stats.norm.sf(bound * seen - shift) + stats.norm.cdf(-bound * seen - shift))
+
+    # Most of the mass of a step function lies to one side of shift / bound.
+    expected, _ = integrate.quad(found, 0, 12, points=[shift / bound, 1.0], limit=500)
+    assert _power(n, size) == pytest.approx(expected, abs=1e-5)
 
 
 def test_seeds_needed_for_a_tiny_effect_are_many():
