@@ -24,7 +24,7 @@ from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import sample_losses
 from diagnostics.signals import MicroBatch
-from sdo.errors import InputError
+from sdo.errors import InputError, error_line
 
 # Completions of the micro-step: long enough to prove everything, short enough not to wait for.
 GENERATED_TOKENS = 16
@@ -226,8 +226,7 @@ def refused_as_training_would(what: str) -> Iterator[None]:
     except InputError:
         raise
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-        line = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-        raise InputError(f"{what}, and so would training: {line}") from error
+        raise InputError(f"{what}, and so would training: {error_line(error, named=True)}") from error
 
 
 @contextlib.contextmanager

@@ -28,6 +28,20 @@ def absent_package(error: BaseException | None) -> str:
     return name
 
 
+def error_line(error: BaseException, *, named: bool = False) -> str:
+    r"""Return the first line of what an error says, after its type where `named` or where it says nothing.
+
+    Examples
+    --------
+    >>> error_line(ValueError("no such split\nsplits there: train")), error_line(KeyError())
+    ('no such split', 'KeyError')
+    >>> error_line(ValueError("no such split"), named=True)
+    'ValueError: no such split'
+    """
+    said = str(error).strip().splitlines()[:1]
+    return ": ".join([type(error).__name__, *said] if named or not said else said)
+
+
 def suggest(name: str, known: Iterable[Any], *, folder: Path | None = None) -> str:
     """Return a question that begins a remedy, where a known name is close to the one given, else ``""``.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from sdo.errors import InputError
+from sdo.errors import InputError, error_line
 
 Reward = Callable[..., list[float | None]]
 
@@ -222,7 +222,7 @@ def _why_not_imported(module: str, error: Exception) -> str:
     if isinstance(error, SyntaxError):
         place = place if error.filename is None else f"{error.filename}, line {error.lineno}"
         return f"{place}: {error.msg}; expected Python; mend: correct it there"
-    line = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    line = error_line(error, named=True)
     return f"{place}: {line}; expected a module that is imported without an error; mend: correct it there"
 
 

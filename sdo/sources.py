@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdo.errors import InputError
+from sdo.errors import InputError, error_line
 from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -289,9 +289,8 @@ def load_whole(place: Place, config: str | None, split: str, *, progress: bool) 
             (rows,) = instruction.to_absolute({_SPLIT: len(splits[name])})
             positions += range(starts[name] + rows.from_, starts[name] + rows.to)
     except Exception as error:  # datasets raises many kinds for missing, offline and malformed sources
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
-            f"{what}: {first_line:.200}; expected a dataset that datasets can load; "
+            f"{what}: {error_line(error):.200}; expected a dataset that datasets can load; "
             "mend: check name, configuration and split; offline, a hub dataset has to be in the local cache"
         ) from error
     return whole, positions

@@ -12,7 +12,7 @@ from sdo.cli.run_options import unique_names
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis import Pairing, Run, SeedComparison
+    from analysis import Pairing, SeedComparison
 
 _HEADINGS = (
     *("measure", "step", "n", "baseline", "against", "difference", "95 % interval"),
@@ -78,7 +78,8 @@ def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
         if len(kinds) > 1:
             parts = "; ".join(", ".join(kind) for kind in kinds)
             notes.append(f"{side} holds {len(kinds)} kinds of run ({parts}): the difference is of all of them together")
-    notes += [alert.rstrip(".") for alert in setting_alerts({str(run.path): run for run in _all(pairing)})]
+    everyone = {str(run.path): run for run in (*pairing.baseline, *pairing.against)}
+    notes += [alert.rstrip(".") for alert in setting_alerts(everyone)]
     n = len(pairing.baseline)
     if pairing.by == "seed":
         seeds = ", ".join(str(run.info["seeds"]["seed"]) for run in pairing.baseline)
@@ -99,10 +100,6 @@ def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
     if tests > 1:
         notes.append(f"{tests} comparisons were made; p-values are of each one alone")
     return notes
-
-
-def _all(pairing: Pairing) -> tuple[Run, ...]:
-    return (*pairing.baseline, *pairing.against)
 
 
 def _write(out: Path, pairing: Pairing, found: list[SeedComparison], notes: list[str]) -> None:

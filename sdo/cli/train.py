@@ -24,7 +24,7 @@ from sdo.cli.config import (
 )
 from sdo.cli.data import Rows
 from sdo.embeddings import Embeddings
-from sdo.errors import InputError
+from sdo.errors import InputError, error_line
 from sdo.organizer import SDO, Organizer, Uniform
 from sdo.sources import TextDigest
 
@@ -255,5 +255,4 @@ def plain_errors(model: str | None) -> Any:
     try:
         yield
     except OSError as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"model {model}: {first_line}; expected a folder or a hub id") from error
+        raise InputError(f"model {model}: {error_line(error)}; expected a folder or a hub id") from error
