@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
@@ -171,6 +172,8 @@ def plan_exposure(path: Path) -> Exposure:
     """
     try:
         table = pq.read_table(path, columns=list(_PLAN_COLUMNS))
+        if "weight" in pq.read_schema(path).names:  # fillers, of weight 0, are no exposure
+            table = table.filter(pc.greater(pq.read_table(path, columns=["weight"]).column("weight"), 0))
         columns = [np.asarray(table.column(name).to_numpy(), dtype=np.int64) for name in _PLAN_COLUMNS]
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist; expected a run folder, or a plan as sdo plan writes it") from error

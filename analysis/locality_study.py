@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from analysis.coherence import batch_coherence
 from analysis.locality import MatrixDesign, MatrixTest, SeriesDesign, SeriesTest
-from analysis.recorded import Recorded, recorded_batches, steps_per_batch
+from analysis.recorded import Recorded, flat_batches, recorded_batches, steps_per_batch
 from analysis.redraw import Draw, Redraws, find_embeddings, recorded_plan
 from analysis.redraw_tests import MIN_STEPS, Association, RedrawTest, run_tests, thin
 from analysis.runs import Run
@@ -139,9 +139,7 @@ def run_locality(
         raise InputError(f"{run.path}: no recorded step has sample ids; expected the ids that GradientRecorder writes")
     if any(np.any((ids < 0) | (ids >= len(matrix))) for ids in batches):
         raise InputError(f"{run.path}: sample ids of the run are no rows of the embeddings")
-    cosine = np.array(
-        [within_batch_cosine(matrix.unit, matrix.valid, ids[None])[0] if len(ids) else np.nan for ids in batches]
-    )
+    cosine = within_batch_cosine(matrix.unit, matrix.valid, *flat_batches(batches))
     source: Redraws | None = None
     reason = None
     each = steps_per_batch(run)
@@ -266,14 +264,15 @@ def _without_redraws(
         if not whole or any(len(np.unique(ids)) < len(ids) for ids in batches):
             why = f"{reason}; nor are its steps recorded from 0 on, in batches of distinct samples"
             return Association(None, None, why, len(test.steps))
-        draw = Draw.of(batches, epochs, test.steps, embeddings, steps_per_batch=each)
+        ids, offsets = flat_batches(batches)
+        draw = Draw.of(ids, offsets, epochs, test.steps, embeddings, steps_per_batch=each)
         paired = np.flatnonzero(~np.isnan(draw.cosine))
         if isinstance(test, SeriesTest) and len(paired) < len(draw):  # a step may train completions of one prompt only
             if len(paired) < 2:
                 why = f"{len(paired)} steps with two different samples that have an embedding; two are needed"
                 return Association(None, None, why, len(paired))
             test = SeriesTest(test.steps[paired], test.coherence[paired])
-            draw = Draw.of(batches, epochs, test.steps, embeddings, steps_per_batch=each)
+            draw = Draw.of(ids, offsets, epochs, test.steps, embeddings, steps_per_batch=each)
     outcome: Association = test.result(test.of(test.design(draw), -1), [])
     return outcome if outcome.value is None else replace(outcome, reason=reason)
 

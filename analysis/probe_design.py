@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from sdo.embeddings import Embeddings, within_batch_cosine
 from sdo.errors import InputError
 from sdo.keys import PROBE, order_by_keys, raw_keys
-from sdo.organizer import SDO, Uniform
 from sdo.plan import Plan
+from sdo.registry import OrganizerInputs, make_organizer
 
 ARMS = ("uniform", "random", "sdo")
 MEMBERS = 8  # of a batch at most: more batches tell more than more pairs of one batch
@@ -112,9 +112,9 @@ def design_probe(plan: Plan, *, samples: int = 256, steps: int | None = None) ->
     InputError
         If the plan has no neighbours, its batches no pairs, or the samples are too few for two batches of a control.
     """
-    sdo = plan.organizer
-    if not isinstance(sdo, SDO) or sdo.locality != "knn":
-        got = sdo.name if not isinstance(sdo, SDO) else f"locality {sdo.locality!r}"
+    sdo, locality = plan.organizer, plan.organizer.options.get("locality")
+    if sdo.embeddings is None or locality != "knn":
+        got = sdo.name if locality is None else f"locality {locality!r}"
         raise InputError(
             f"the organizer is {got}; expected SDO with neighbours, since uniform batches and random locality are what "
             "it is compared with; mend: organizer.name sdo, organizer.locality knn"
@@ -130,13 +130,16 @@ def design_probe(plan: Plan, *, samples: int = 256, steps: int | None = None) ->
     if steps is not None and steps < 1:
         raise InputError(f"steps is {steps}; expected a number from 1")
     last = plan.epoch(EPOCHS - 1)
-    steps = last.first_step + last.steps if steps is None else steps
+    steps = last.stop if steps is None else steps
     total = samples // members
     counts = {"random": total // 4, "sdo": total // 2}
     counts["uniform"] = total - sum(counts.values())
+    inputs, options = OrganizerInputs(sdo.n_samples, sdo.embeddings), sdo.options
+    uniform = make_organizer("uniform", inputs, {"seed": options["seed"]})
+    random = make_organizer(sdo.name, inputs, {**options, "locality": "random"})
     plans = {
-        "uniform": Uniform(sdo.embeddings, seed=sdo.seed).plan(plan.batch_size, rows=plan.ids),
-        "random": SDO(sdo.embeddings, **{**sdo.options, "locality": "random"}).plan(plan.batch_size, rows=plan.ids),
+        "uniform": uniform.plan(plan.batch_size, rows=plan.ids),
+        "random": random.plan(plan.batch_size, rows=plan.ids),
         "sdo": plan,
     }
     arms = {name: _arm(number, name, plans[name], counts[name], steps, members) for number, name in enumerate(ARMS)}
@@ -154,7 +157,7 @@ def _arm(number: int, name: str, plan: Plan, count: int, steps: int, members: in
         chosen = np.take_along_axis(chosen, np.argsort(keys, axis=1, kind="stable")[:, :members], axis=1)
     embeddings = plan.organizer.embeddings
     assert embeddings is not None  # noqa: S101 - all three plans were made from them
-    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
+    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, *plan.flat(0, steps))
     known = cosine[~np.isnan(cosine)]
     pairs = _pair_cosines(embeddings, batches)
     equal = float(np.mean(pairs > _EQUAL)) if len(pairs) else 0.0

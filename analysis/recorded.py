@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,11 @@ def recorded_batches(run: Run) -> Recorded:
         ids,
         np.array(epoch, dtype=np.int64),
     )
+
+
+def flat_batches(batches: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ids of T batches one after the other, (S,), and where each begins, (T + 1,)."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *batches]), np.cumsum([0, *map(len, batches)])
 
 
 def exposed_batches(run: Run) -> Recorded:

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,10 +17,11 @@ from numpy.typing import NDArray
 
 from analysis.recorded import recorded_batches, steps_per_batch
 from analysis.runs import Run
-from sdo import SDO, Embeddings, Uniform
+from sdo import Embeddings
 from sdo.errors import InputError
 from sdo.keys import REDRAW, raw_keys
 from sdo.plan import Plan, describe_difference
+from sdo.registry import OrganizerInputs, make_organizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,8 @@ class Draw:
     @classmethod
     def of(
         cls,
-        batches: NDArray[np.int64] | Sequence[NDArray[np.int64]],
+        ids: NDArray[np.int64],
+        offsets: NDArray[np.int64],
         epoch: NDArray[np.int64],
         steps: NDArray[np.int64],
         embeddings: Embeddings,
@@ -69,8 +70,10 @@ class Draw:
 
         Parameters
         ----------
-        batches
-            (S, B) rows of the embeddings, distinct within a batch, from step 0 on; or S arrays, none empty.
+        ids
+            Rows of the embeddings of S steps, from step 0 on; distinct within a step.
+        offsets
+            (S + 1,): step s holds ``ids[offsets[s] : offsets[s + 1]]``; those described are not empty.
         epoch
             (S,) organizer epoch of each step.
         steps
@@ -80,10 +83,7 @@ class Draw:
         steps_per_batch
             Steps that train from one generation batch, in which a sample is exposed once.
         """
-        if isinstance(batches, np.ndarray):
-            sizes, flat = np.full(len(batches), batches.shape[1], dtype=np.int64), batches.ravel()
-        else:
-            sizes, flat = np.array([len(batch) for batch in batches], dtype=np.int64), np.concatenate(batches)
+        sizes, flat = np.diff(offsets), ids
         place_step = np.repeat(np.arange(len(sizes)), sizes)
         seen = _seen_before(flat, place_step // steps_per_batch)
         T, size = len(steps), sizes[steps]
@@ -166,15 +166,15 @@ class Redraws:
             seeds = raw_keys(own, REDRAW, number, 2).tolist()
             plan = plan.redraw(seeds[0] if seeds[0] != own else seeds[1])
         stop = max(int(one[-1]) for one in steps) + 1
-        batches = plan.batches(0, stop)
+        ids, offsets = plan.flat(0, stop)
         epochs: list[NDArray[np.int64]] = []
         while sum(map(len, epochs)) < stop:
-            epochs.append(np.full(plan.epoch(len(epochs)).steps, len(epochs)))
+            epochs.append(np.full(len(plan.epoch(len(epochs)).steps), len(epochs)))
         epoch = np.concatenate(epochs)[:stop]
         every = np.zeros(stop, dtype=np.bool_)
         for one in steps:
             every[one] = True
-        whole = Draw.of(batches, epoch, np.flatnonzero(every), self.embeddings)
+        whole = Draw.of(ids, offsets, epoch, np.flatnonzero(every), self.embeddings)
         place = np.cumsum(every) - 1
         known: dict[bytes, Draw] = {}
         for one in steps:
@@ -241,16 +241,15 @@ def recorded_plan(run: Run, embeddings: Embeddings) -> Plan:
         raise InputError("the run had no organizer, so that its plan cannot be drawn anew")
     try:
         options, size, count = dict(noted["options"]), noted["batch_size"], noted["n_samples"]
-        maker: Any = {"sdo": SDO, "uniform": Uniform}[noted["name"]]
-        organizer = maker(embeddings, **options)
-    except (KeyError, TypeError) as error:
+        organizer = make_organizer(noted["name"], OrganizerInputs(len(embeddings), embeddings), options)
+    except (KeyError, TypeError, InputError) as error:
         raise InputError(
             f"the organizer {noted.get('name')!r} of {run.path} is not known to this version: {error}"
         ) from error
     rows = np.arange(count)
     if _digest(rows) != noted.get("samples"):
         rows = np.unique(np.array(run.exposure().column("sample_id").to_pylist(), dtype=np.int64))
-    plan = cast("Plan", organizer.plan(size, rows=rows))
+    plan = organizer.plan(size, rows=rows)
     described = plan.describe()
     compared = {name: value for name, value in noted.items() if name in described}
     difference = describe_difference(compared, described)

@@ -80,7 +80,7 @@ class Plans:
             batches = plan.batches(0, stop)
             epoch = np.array([plan.epoch_of(step).organizer_epoch for step in range(stop)])
             self.batches.append(batches[self.steps])
-            self.draws.append(Draw.of(batches, epoch, self.steps, embeddings))
+            self.draws.append(Draw.of(*plan.flat(0, stop), epoch, self.steps, embeddings))
 
 
 # Series under the null: (plans, number of the run's plan, rng) -> (T,)

@@ -129,7 +129,7 @@ def count_epochs(plan: Plan, batches: int) -> int:
     (3, 2)
     """
     epoch = plan.epoch(0)
-    while (stop := epoch.first_step + epoch.steps) < batches:
+    while (stop := epoch.stop) < batches:
         if (epoch.organizer_epoch + 2) * len(plan.ids) > _PLANNED:
             return math.ceil(batches * (epoch.organizer_epoch + 1) / stop)
         epoch = plan.epoch(epoch.organizer_epoch + 1)

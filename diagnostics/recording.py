@@ -312,7 +312,7 @@ class Recording:
         """The organizer epoch that holds an optimizer step, and the first optimizer step after it."""
         each = self._channel.steps_per_batch
         epoch = plan.epoch_of(step // each)
-        return epoch, (epoch.first_step + epoch.steps) * each
+        return epoch, epoch.stop * each
 
     # ------------------------------------------------------------------ hooks
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError, absent_package
 from sdo.organizer import SDO, Organizer, Uniform
-from sdo.plan import EpochPlan, Plan
+from sdo.plan import EpochPlan, Layout, Plan, StepPlan, Steps
+from sdo.registry import OrganizerInputs, OrganizerSpec, register_organizer
 
 if TYPE_CHECKING:
     from sdo.sampler import OrganizedSampler
@@ -24,11 +25,17 @@ __all__ = [
     "EpochPlan",
     "Handle",
     "InputError",
+    "Layout",
     "OrganizedSampler",
     "Organizer",
+    "OrganizerInputs",
+    "OrganizerSpec",
     "Plan",
+    "StepPlan",
+    "Steps",
     "Uniform",
     "attach",
+    "register_organizer",
 ]
 
 _LAZY = {"Handle": "sdo.trl", "attach": "sdo.trl", "OrganizedSampler": "sdo.sampler"}

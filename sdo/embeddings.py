@@ -233,7 +233,7 @@ def as_embeddings(source: Embeddings | ArrayLike | str | Path) -> Embeddings:
 
 
 def within_batch_cosine(
-    unit: NDArray[np.float32], valid: NDArray[np.bool_], batches: NDArray[np.int64]
+    unit: NDArray[np.float32], valid: NDArray[np.bool_], ids: NDArray[np.int64], offsets: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Mean pairwise cosine of the rows in each batch.
 
@@ -243,24 +243,34 @@ def within_batch_cosine(
         Shape ``(N, d)``, unit rows; zero where they have no direction.
     valid
         Shape ``(N,)``, rows with a direction; the others are left out.
-    batches
-        Shape ``(T, B)``, row numbers.
+    ids
+        Shape ``(S,)``, row numbers of all batches, one batch after the other.
+    offsets
+        Shape ``(T + 1,)``: batch t holds ``ids[offsets[t] : offsets[t + 1]]``, which may be empty.
 
     Returns
     -------
     NDArray[np.float64]
         Shape ``(T,)``: ``(|sum z|**2 - sum |z|**2) / (b (b - 1))`` over the b rows with a direction; NaN where b < 2.
     """
-    cosine = np.full(len(batches), np.nan)
-    block = max(1, _BLOCK // batches.shape[1])
-    for start in range(0, len(batches), block):
-        part = batches[start : start + block]
-        rows = unit[part].astype(np.float64)
-        own = np.square(rows).sum(axis=(1, 2))
-        count = valid[part].sum(axis=1)
-        pairs = count * (count - 1)
-        total = np.square(rows.sum(axis=1)).sum(axis=1)
-        np.divide(total - own, pairs, out=cosine[start : start + block], where=pairs > 0)
+    T = len(offsets) - 1
+    cosine = np.full(T, np.nan)
+    start = 0
+    while start < T:
+        # As many whole batches as fill a block, at least one.
+        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _BLOCK, side="right")) - 1)
+        part = ids[offsets[start] : offsets[stop]]
+        filled = start + np.flatnonzero(np.diff(offsets[start : stop + 1]))
+        if len(filled):
+            first = offsets[filled] - offsets[start]
+            rows = unit[part].astype(np.float64)
+            own = np.add.reduceat(np.einsum("ij,ij->i", rows, rows), first)
+            total = np.square(np.add.reduceat(rows, first, axis=0)).sum(axis=1)
+            count = np.add.reduceat(valid[part].astype(np.int64), first)
+            pairs = count * (count - 1)
+            several = pairs > 0
+            cosine[filled[several]] = (total - own)[several] / pairs[several]
+        start = stop
     return cosine
 
 

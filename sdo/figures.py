@@ -27,7 +27,7 @@ def epoch_figures(plan: Plan, *, uniform_seed: int, epochs: int) -> list[dict[st
     Returns
     -------
     list of dict
-        Per epoch: ``organizer_epoch``, ``steps``, ``pool``, ``cold``, ``hot`` (after the epoch, over all samples),
+        Per epoch: ``organizer_epoch``, ``steps``, ``pool``, the organizer's own figures (:attr:`EpochPlan.figures`),
         ``exposure_min``, ``exposure_mean``, ``exposure_max`` (planned, after the epoch), ``within_batch_cosine`` (mean
         over batches of the mean pairwise cosine) and ``uniform_within_batch_cosine`` of as many uniform batches.
         Cosines are None at batch size 1 and without embeddings.
@@ -39,29 +39,27 @@ def epoch_figures(plan: Plan, *, uniform_seed: int, epochs: int) -> list[dict[st
     figures: list[dict[str, Any]] = []
     for e in range(epochs):
         epoch = plan.epoch(e)
-        last = epoch.first_step + epoch.steps
         figures.append(
             {
                 "organizer_epoch": e,
-                "steps": epoch.steps,
+                "steps": len(epoch.steps),
                 "pool": len(epoch.pool),
-                "cold": epoch.cold,
-                "hot": epoch.hot,
+                **epoch.figures,
                 "exposure_min": int(epoch.exposure.min()),
                 "exposure_mean": float(epoch.exposure.mean()),
                 "exposure_max": int(epoch.exposure.max()),
-                "within_batch_cosine": _mean_cosine(embeddings, epoch.batches),
+                "within_batch_cosine": _mean_cosine(embeddings, *epoch.steps.trained()),
                 "uniform_within_batch_cosine": None
                 if uniform is None
-                else _mean_cosine(embeddings, uniform.batches(epoch.first_step, last)),
+                else _mean_cosine(embeddings, *uniform.flat(epoch.first_step, epoch.stop)),
             }
         )
     return figures
 
 
-def _mean_cosine(embeddings: Embeddings | None, batches: NDArray[np.int64]) -> float | None:
+def _mean_cosine(embeddings: Embeddings | None, ids: NDArray[np.int64], offsets: NDArray[np.int64]) -> float | None:
     if embeddings is None:
         return None
-    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
+    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, ids, offsets)
     defined = cosine[~np.isnan(cosine)]
     return float(defined.mean()) if len(defined) else None

@@ -125,14 +125,9 @@ class GenerationSampler(OrganizedSampler):
         return super().__len__() * self.layout.num_generations * self.layout.micro_steps
 
     def __iter__(self) -> Iterator[int]:
-        prompts: list[int] = []
-        for position in super().__iter__():
-            prompts.append(position)
-            if len(prompts) == self.plan.batch_size:
-                for _ in range(self.layout.micro_steps):
-                    for prompt in prompts:
-                        yield from (prompt for _ in range(self.layout.num_generations))
-                prompts = []
+        for prompts in self.steps():
+            for _ in range(self.layout.micro_steps):
+                yield from np.repeat(prompts, self.layout.num_generations).tolist()
 
 
 class CompletionCount:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +18,7 @@ from sdo.exposure import draw_inverse_exposure, retained_count, split_by_exposur
 from sdo.keys import HOT_DRAW, MAX_SEED, ORDER, RANDOM_NEIGHBORS, distinct_positions, order_by_keys, raw_keys
 from sdo.locality import distance_to_anchor, fill, least_exposed, walk
 from sdo.neighbors import CandidateLists, cut_to_members
-from sdo.plan import EpochPlan, Plan
+from sdo.plan import EpochPlan, Layout, Plan, Steps
 from sdo.search import MISSING
 
 Visit = Literal["cover", "anchor"]
@@ -42,10 +43,13 @@ class Organizer(Protocol):
         """The organizer's name, as run folders and tables show it."""
 
     @property
-    def options(self) -> dict[str, Any]:
-        """All options that shape the plan, the seed among them."""
+    def options(self) -> Mapping[str, Any]:
+        """The constructor's keywords that shape the plan, as plain JSON, ``seed`` among them."""
 
-    def plan(self, batch_size: int, rows: NDArray[np.int64] | None = None) -> Plan:
+    def with_seed(self, seed: int) -> Organizer:
+        """Return the same organizer with another seed."""
+
+    def plan(self, batch_size: int, rows: NDArray[np.int64] | None = None, *, layout: Layout = ...) -> Plan:
         """Bind the batch size and return the plan, over all samples or over the given ones."""
 
 
@@ -137,6 +141,7 @@ class SDO:
         self.exposure = bool(exposure)
         self.on_invalid = on_invalid
         self.seed = int(seed)
+        self._shared: dict[bytes, _Graphs] = {}
 
     @property
     def name(self) -> str:
@@ -159,7 +164,17 @@ class SDO:
         )
         return {name: getattr(self, name) for name in names}
 
-    def plan(self, batch_size: int, rows: NDArray[np.int64] | None = None) -> Plan:
+    def with_seed(self, seed: int) -> SDO:
+        """Return the same organizer with another seed, 0 to 2**64 - 1; neighbours that are known are shared."""
+        return _with_seed(self, seed)
+
+    def plan(
+        self,
+        batch_size: int,
+        rows: NDArray[np.int64] | None = None,
+        *,
+        layout: Layout = Layout(),
+    ) -> Plan:
         """Bind the batch size.
 
         Parameters
@@ -168,13 +183,24 @@ class SDO:
             Samples of one optimizer step over all ranks and accumulation, B.
         rows
             Shape ``(n,)``, the samples that exist, where some of the embeddings' rows have none; all by default.
+        layout
+            How a step is cut into micro-batches; the plan does not depend on it.
 
         Raises
         ------
         InputError
             If B is not between 1 and the number of samples.
         """
-        return _SDOPlan(self, batch_size, rows)
+        return _SDOPlan(self, batch_size, rows, layout=layout)
+
+    def _graphs(self, ids: NDArray[np.int64]) -> _Graphs:
+        """What the plans over these samples share; that of the latest samples is kept."""
+        key = b"" if len(ids) == self.n_samples else ids.tobytes()
+        if key not in self._shared:
+            unit, valid = self.embeddings.unit, self.embeddings.valid
+            self._shared.clear()
+            self._shared[key] = _Graphs(unit if not key else unit[ids], valid if not key else valid[ids])
+        return self._shared[key]
 
 
 class Uniform:
@@ -214,9 +240,22 @@ class Uniform:
         """The seed."""
         return {"seed": self.seed}
 
-    def plan(self, batch_size: int, rows: NDArray[np.int64] | None = None) -> Plan:
+    def with_seed(self, seed: int) -> Uniform:
+        """Return the same organizer with another seed, 0 to 2**64 - 1."""
+        return _with_seed(self, seed)
+
+    def plan(
+        self,
+        batch_size: int,
+        rows: NDArray[np.int64] | None = None,
+        *,
+        layout: Layout = Layout(),
+    ) -> Plan:
         """Bind the batch size; see :meth:`SDO.plan`."""
-        return _UniformPlan(self, batch_size, rows)
+        return _UniformPlan(self, batch_size, rows, layout=layout)
+
+
+_Seeded = TypeVar("_Seeded", SDO, Uniform)
 
 
 @dataclass
@@ -244,27 +283,17 @@ class _Graphs:
 class _SDOPlan(Plan):
     """Epochs of the walk. Works on positions 0 … n-1 among ``ids``; keys are drawn by sample id."""
 
-    def __init__(
-        self, organizer: SDO, batch_size: int, rows: NDArray[np.int64] | None, graphs: _Graphs | None = None
-    ) -> None:
-        super().__init__(organizer, batch_size, rows)
+    version: ClassVar[int] = 1
+
+    def __init__(self, organizer: SDO, batch_size: int, rows: NDArray[np.int64] | None, *, layout: Layout) -> None:
+        super().__init__(organizer, batch_size, rows, layout=layout)
         self._sdo = organizer
         self._pool = np.arange(len(self.ids))
-        if graphs is None:
-            unit, valid = organizer.embeddings.unit, organizer.embeddings.valid
-            whole = len(self.ids) == organizer.n_samples
-            graphs = _Graphs(unit if whole else unit[self.ids], valid if whole else valid[self.ids])
-        self._graphs = graphs
-        self._unit, self._valid = graphs.unit, graphs.valid
+        self._graphs = organizer._graphs(self.ids)
+        self._unit, self._valid = self._graphs.unit, self._graphs.valid
 
-    def redraw(self, seed: int) -> Plan:
-        """Return the plan of another seed; embeddings, candidate lists and the first epoch's graph are shared."""
-        _check_whole("seed", seed, 0, MAX_SEED)
-        other = copy.copy(self._sdo)
-        other.seed = int(seed)
-        return _SDOPlan(other, self.batch_size, self.ids, self._graphs)
-
-    def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
+    def make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
+        """Walk the pool, then split it for the next epoch; see :meth:`Plan.make_epoch`."""
         pool = self._pool
         keys = raw_keys(self._sdo.seed, ORDER, epoch, self._sdo.n_samples)[self.ids]
         order = order_by_keys(keys[pool], pool)
@@ -299,11 +328,10 @@ class _SDOPlan(Plan):
         return EpochPlan(
             organizer_epoch=epoch,
             first_step=first_step,
-            batches=self.ids[batches],
+            steps=Steps.of(self.ids[batches]),
             pool=self.ids[pool],
             exposure=seen,
-            cold=None if split is None else len(split.cold),
-            hot=None if split is None else len(split.hot),
+            figures={} if split is None else {"cold": len(split.cold), "hot": len(split.hot)},
         )
 
     def _filled(self, pool: NDArray[np.int64], exposure: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -352,19 +380,15 @@ class _SDOPlan(Plan):
 class _UniformPlan(Plan):
     """Permutations end to end; epoch e holds the batches that permutation e completes."""
 
-    def __init__(self, organizer: Uniform, batch_size: int, rows: NDArray[np.int64] | None) -> None:
-        super().__init__(organizer, batch_size, rows)
+    version: ClassVar[int] = 1
+
+    def __init__(self, organizer: Uniform, batch_size: int, rows: NDArray[np.int64] | None, *, layout: Layout) -> None:
+        super().__init__(organizer, batch_size, rows, layout=layout)
         self._uniform = organizer
         self._carried = np.empty(0, dtype=np.int64)
 
-    def redraw(self, seed: int) -> Plan:
-        """Return the plan of another seed."""
-        _check_whole("seed", seed, 0, MAX_SEED)
-        other = copy.copy(self._uniform)
-        other.seed = int(seed)
-        return _UniformPlan(other, self.batch_size, self.ids)
-
-    def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
+    def make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
+        """Cut the next permutation behind the tail of the one before; see :meth:`Plan.make_epoch`."""
         everyone = np.arange(len(self.ids))
         keys = raw_keys(self._uniform.seed, ORDER, epoch, self._uniform.n_samples)[self.ids]
         permutation = order_by_keys(keys, everyone)
@@ -379,12 +403,17 @@ class _UniformPlan(Plan):
         return EpochPlan(
             organizer_epoch=epoch,
             first_step=first_step,
-            batches=self.ids[batches],
+            steps=Steps.of(self.ids[batches]),
             pool=self.ids,
             exposure=exposure + np.bincount(batches.ravel(), minlength=len(self.ids)),
-            cold=None,
-            hot=None,
         )
+
+
+def _with_seed(organizer: _Seeded, seed: int) -> _Seeded:
+    _check_whole("seed", seed, 0, MAX_SEED)
+    other = copy.copy(organizer)
+    other.seed = int(seed)
+    return other
 
 
 def _check_whole(name: str, value: object, low: int, high: int | None) -> None:

@@ -6,8 +6,9 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,172 @@ from sdo.errors import InputError
 if TYPE_CHECKING:
     from sdo.organizer import Organizer
 
-# Raised whenever the same options would give other batches.
-PLAN_VERSION = 1
+
+@dataclass(frozen=True)
+class Layout:
+    """How an optimizer step is cut into micro-batches.
+
+    Attributes
+    ----------
+    processes
+        W, processes that train together.
+    accumulation
+        A, micro-batches of one process in a step. Micro-batch m of a step's W A belongs to process m % W, its turn
+        m // W.
+    """
+
+    processes: int = 1
+    accumulation: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("processes", self.processes), ("accumulation", self.accumulation)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} is {value!r}; expected a whole number from 1")
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step over all processes, M = W A."""
+        return self.processes * self.accumulation
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """What one optimizer step holds.
+
+    Attributes
+    ----------
+    sample_ids
+        Shape ``(n,)``, int64, in the order of the micro-batches.
+    micro_batch
+        Shape ``(n,)``, int32, non-decreasing: which of the step's micro-batches a sample is in. None: cut evenly.
+    weight
+        Shape ``(n,)``, float64, factor of the sample's loss; 0 marks a filler, a sample of the step again that trains
+        nothing. None: all 1.
+    group
+        Shape ``(n,)``, int32, the group that a sample stands for, -1 is noise. None: no groups.
+    """
+
+    sample_ids: NDArray[np.int64]
+    micro_batch: NDArray[np.int32] | None = None
+    weight: NDArray[np.float64] | None = None
+    group: NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    @property
+    def trained(self) -> NDArray[np.int64]:
+        """The ids without fillers: what counts as exposure."""
+        return self.sample_ids if self.weight is None else self.sample_ids[self.weight > 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Consecutive steps, which may differ in size.
+
+    Attributes
+    ----------
+    ids
+        Shape ``(S,)``, int64, sample ids of all steps, one step after the other.
+    offsets
+        Shape ``(T + 1,)``, int64: step t holds ``ids[offsets[t] : offsets[t + 1]]``; no step is empty.
+    micro_batch, weight, group
+        Shape ``(S,)`` or None, see :class:`StepPlan`.
+
+    Raises
+    ------
+    InputError
+        If the arrays do not fit together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> steps = Steps(np.array([4, 0, 2, 1, 3]), np.array([0, 2, 5]))
+    >>> len(steps), steps[1].sample_ids.tolist(), steps.sizes.tolist()
+    (2, [2, 1, 3], [2, 3])
+    """
+
+    ids: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    micro_batch: NDArray[np.int32] | None = None
+    weight: NDArray[np.float64] | None = None
+    group: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        ids, offsets = self.ids, self.offsets
+        for name, array in (("ids", ids), ("offsets", offsets)):
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype != np.int64:
+                raise InputError(f"{name} of Steps are {_seen(array)}; expected a one-dimensional array of int64")
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 1).any():
+            raise InputError(
+                f"offsets of Steps do not cut {len(ids)} ids into steps; expected ascending integers from 0 to "
+                f"{len(ids)}, since no step is empty"
+            )
+        for name, dtype in (("micro_batch", np.int32), ("weight", np.float64), ("group", np.int32)):
+            array = getattr(self, name)
+            if array is not None and (
+                not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != ids.shape
+            ):
+                raise InputError(
+                    f"{name} of Steps is {_seen(array)}; expected {np.dtype(dtype)} of shape ({len(ids)},), or None"
+                )
+        if self.micro_batch is not None:
+            falls = np.flatnonzero(np.diff(self.micro_batch) < 0) + 1
+            if not np.isin(falls, offsets).all() or (self.micro_batch[offsets[:-1]] != 0).any():
+                raise InputError("micro_batch of Steps falls within a step; expected 0, 0, …, 1, 1, … in each step")
+        if self.weight is not None and not (np.isfinite(self.weight).all() and (self.weight >= 0).all()):
+            raise InputError("weight of Steps holds a value that is negative or not finite; expected numbers from 0")
+
+    @classmethod
+    def of(cls, matrix: NDArray[np.int64]) -> Steps:
+        """Return steps of one size from their ids, shape ``(T, B)``."""
+        T, B = matrix.shape
+        return cls(np.ascontiguousarray(matrix, dtype=np.int64).ravel(), np.arange(T + 1, dtype=np.int64) * B)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, t: int) -> StepPlan:
+        if not 0 <= t < len(self):
+            raise IndexError(f"step {t} of {len(self)} steps")
+        part = slice(self.offsets[t], self.offsets[t + 1])
+        micro, weight, group = (None if one is None else one[part] for one in self._columns)
+        return StepPlan(self.ids[part], micro, weight, group)
+
+    def __iter__(self) -> Iterator[StepPlan]:
+        return (self[t] for t in range(len(self)))
+
+    @property
+    def _columns(self) -> tuple[Any, Any, Any]:
+        return self.micro_batch, self.weight, self.group
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Shape ``(T,)``, samples of each step."""
+        return np.diff(self.offsets)
+
+    def matrix(self) -> NDArray[np.int64]:
+        """Return the sample ids as a matrix, shape ``(T, B)``.
+
+        Raises
+        ------
+        InputError
+            If the steps differ in size.
+        """
+        sizes = self.sizes
+        if len(sizes) and (sizes != sizes[0]).any():
+            raise InputError(
+                f"these steps hold {sizes.min()} to {sizes.max()} samples; expected steps of one size; fix: read them "
+                "by step, or by ids and offsets"
+            )
+        return self.ids.reshape(len(sizes), -1)
+
+    def trained(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return ids and offsets without fillers, whose weight is 0."""
+        if self.weight is None or (self.weight > 0).all():
+            return self.ids, self.offsets
+        kept = self.weight > 0
+        return self.ids[kept], np.concatenate([[0], np.cumsum(kept)])[self.offsets]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,43 +195,68 @@ class EpochPlan:
     organizer_epoch
         e, from 0.
     first_step
-        Step of the epoch's first batch; steps count from 0 over the whole plan.
-    batches
-        Shape ``(T, B)``, sample ids, distinct within a row.
+        Number of the epoch's first step; steps count from 0 over the whole plan.
+    steps
+        What each of its T steps holds; the trained ids of a step are distinct.
     pool
         Shape ``(M,)``, ascending sample ids: the epoch's pool.
     exposure
         Shape ``(n,)``, int64, the planned ledger after the epoch, aligned with :attr:`Plan.ids`.
-    cold, hot
-        Sizes of the split after the epoch, over all samples; None where the organizer does not split.
+    figures
+        The organizer's own numbers of the epoch; those of SDO are ``cold`` and ``hot``, the sizes of the split after
+        it, over all samples.
     """
 
     organizer_epoch: int
     first_step: int
-    batches: NDArray[np.int64]
+    steps: Steps
     pool: NDArray[np.int64]
     exposure: NDArray[np.int64]
-    cold: int | None
-    hot: int | None
+    figures: Mapping[str, int | float] = field(default_factory=dict)
 
     @property
-    def steps(self) -> int:
-        """Number of batches T."""
-        return len(self.batches)
+    def stop(self) -> int:
+        """Number of the first step after the epoch."""
+        return self.first_step + len(self.steps)
+
+    @property
+    def batches(self) -> NDArray[np.int64]:
+        """Shape ``(T, B)``, the sample ids of steps of one size; see :meth:`Steps.matrix`."""
+        return self.steps.matrix()
 
 
 class Plan(ABC):
-    """Batches of an organizer at one batch size, made epoch by epoch as they are asked for.
+    """Steps of an organizer at one batch size, made epoch by epoch as they are asked for.
+
+    An organizer of your own derives from it and writes :meth:`make_epoch`.
 
     Attributes
     ----------
+    version
+        Raised whenever the same options would give other steps.
+    ragged
+        Whether steps may differ in size; False promises that each holds ``batch_size`` samples.
     batch_size
-        Samples per batch, B.
+        Samples per step, B; of a ragged plan what was asked for.
     ids
         Shape ``(n,)``, ascending ids of the samples that the plan serves; all N by default.
+    layout
+        How a step is cut into micro-batches.
     """
 
-    def __init__(self, organizer: Organizer, batch_size: int, rows: NDArray[np.int64] | None) -> None:
+    version: ClassVar[int]
+    ragged: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        organizer: Organizer,
+        batch_size: int,
+        rows: NDArray[np.int64] | None = None,
+        *,
+        layout: Layout = Layout(),
+    ) -> None:
+        if not isinstance(getattr(type(self), "version", None), int):
+            raise TypeError(f"{type(self).__name__} has no version; expected a class attribute, a whole number")
         self.organizer = organizer
         self.ids = np.arange(organizer.n_samples) if rows is None else np.unique(np.asarray(rows, dtype=np.int64))
         if len(self.ids) and (self.ids[0] < 0 or self.ids[-1] >= organizer.n_samples):
@@ -82,6 +272,7 @@ class Plan(ABC):
                 "a batch holds distinct samples; mend: lower the batch size or the accumulation"
             )
         self.batch_size = int(batch_size)
+        self.layout = layout
         self._epochs: list[EpochPlan] = []
         self._first_steps: list[int] = []
 
@@ -90,23 +281,22 @@ class Plan(ABC):
         return f"<plan of {name}: {len(self.ids)} samples, batch size {self.batch_size}, {known} epochs made so far>"
 
     @abstractmethod
-    def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
-        """Make the next epoch from the ledger before it."""
-
-    @abstractmethod
-    def redraw(self, seed: int) -> Plan:
-        """Return the plan that the same options and samples give with another seed.
+    def make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
+        """Make the next epoch; called once for each, in their order.
 
         Parameters
         ----------
-        seed
-            0 to 2**64 - 1.
-
-        Raises
-        ------
-        InputError
-            If the seed is out of range.
+        epoch
+            e, from 0.
+        first_step
+            Number of the epoch's first step.
+        exposure
+            Shape ``(n,)``, int64, the planned ledger before the epoch, aligned with :attr:`ids`; not to be changed.
         """
+
+    def redraw(self, seed: int) -> Plan:
+        """Return the plan that the same options and samples give with another seed, 0 to 2**64 - 1."""
+        return self.organizer.with_seed(seed).plan(self.batch_size, rows=self.ids, layout=self.layout)
 
     def epoch(self, epoch: int) -> EpochPlan:
         """Return one organizer epoch, making those before it where they were not asked for yet.
@@ -120,11 +310,45 @@ class Plan(ABC):
             raise IndexError(f"epoch is {epoch}; epochs count from 0")
         while len(self._epochs) <= epoch:
             before = self._epochs[-1] if self._epochs else None
-            first = before.first_step + before.steps if before else 0
+            first = before.stop if before else 0
             exposure = before.exposure if before else np.zeros(len(self.ids), dtype=np.int64)
-            self._epochs.append(self._make_epoch(len(self._epochs), first, exposure))
+            made = self.make_epoch(len(self._epochs), first, exposure)
+            self._check_epoch(made, len(self._epochs), first, exposure)
+            self._epochs.append(made)
             self._first_steps.append(first)
         return self._epochs[epoch]
+
+    def _check_epoch(self, made: EpochPlan, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> None:
+        """Refuse an epoch that breaks what everything else relies on: an organizer may come from anywhere."""
+        what = f"epoch {epoch} of organizer {self.organizer.name!r}"
+        if (made.organizer_epoch, made.first_step) != (epoch, first_step):
+            raise InputError(
+                f"{what} calls itself epoch {made.organizer_epoch} from step {made.first_step}; expected {epoch} from "
+                f"step {first_step}"
+            )
+        if not len(made.steps):
+            raise InputError(f"{what} holds no step; expected at least one")
+        sizes = made.steps.sizes
+        if not self.ragged and (sizes != self.batch_size).any():
+            raise InputError(
+                f"{what} has a step of {sizes[sizes != self.batch_size][0]} samples; expected {self.batch_size} in "
+                "each; fix: ragged = True in the plan's class"
+            )
+        ids, offsets = made.steps.trained()
+        places = self.positions(ids)
+        known = places < len(self.ids)
+        known[known] = self.ids[places[known]] == ids[known]
+        if not known.all():
+            raise InputError(f"{what} holds sample {ids[~known][0]}; expected the samples that the plan serves")
+        keys = np.sort(np.repeat(np.arange(len(sizes)), np.diff(offsets)) * len(self.ids) + places)
+        twice = np.flatnonzero(keys[1:] == keys[:-1])
+        if len(twice):
+            step, place = divmod(int(keys[twice[0]]), len(self.ids))
+            raise InputError(
+                f"{what} holds sample {self.ids[place]} twice in step {first_step + step}; expected distinct samples"
+            )
+        if not np.array_equal(made.exposure, exposure + np.bincount(places, minlength=len(self.ids))):
+            raise InputError(f"the exposure of {what} is not the ledger before it and its steps; expected their sum")
 
     def epoch_of(self, step: int) -> EpochPlan:
         """Return the organizer epoch that holds a step.
@@ -137,25 +361,57 @@ class Plan(ABC):
         if step < 0:
             raise IndexError(f"step is {step}; steps count from 0")
         last = self.epoch(max(0, len(self._epochs) - 1))
-        while step >= last.first_step + last.steps:
+        while step >= last.stop:
             last = self.epoch(last.organizer_epoch + 1)
         return self._epochs[bisect_right(self._first_steps, step) - 1]
 
-    def batch(self, step: int) -> NDArray[np.int64]:
-        """Return the sample ids of one step, shape ``(B,)``."""
+    def step(self, step: int) -> StepPlan:
+        """Return what one step holds."""
         epoch = self.epoch_of(step)
-        ids: NDArray[np.int64] = epoch.batches[step - epoch.first_step]
-        return ids
+        return epoch.steps[step - epoch.first_step]
 
-    def batches(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the sample ids of steps ``start`` to ``stop - 1``, shape ``(stop - start, B)``."""
-        parts = []
+    def batch(self, step: int) -> NDArray[np.int64]:
+        """Return the sample ids of one step, shape ``(n,)``, without fillers."""
+        return self.step(step).trained
+
+    def flat(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the sample ids of steps ``start`` to ``stop - 1`` and where each step begins, without fillers.
+
+        Returns
+        -------
+        ids
+            Shape ``(S,)``.
+        offsets
+            Shape ``(stop - start + 1,)``: step ``start + t`` holds ``ids[offsets[t] : offsets[t + 1]]``.
+        """
+        parts, ends = [np.empty(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
         while start < stop:
             epoch = self.epoch_of(start)
-            part = epoch.batches[start - epoch.first_step : stop - epoch.first_step]
-            parts.append(part)
-            start += len(part)
-        return np.concatenate(parts) if parts else np.empty((0, self.batch_size), dtype=np.int64)
+            ids, offsets = epoch.steps.trained()
+            offsets = offsets[start - epoch.first_step : stop - epoch.first_step + 1]
+            parts.append(ids[offsets[0] : offsets[-1]])
+            ends.append(offsets[1:] - offsets[0] + ends[-1][-1])
+            start += len(offsets) - 1
+        return np.concatenate(parts), np.concatenate(ends)
+
+    def batches(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the sample ids of steps ``start`` to ``stop - 1`` of one size, shape ``(stop - start, B)``.
+
+        Raises
+        ------
+        InputError
+            If the steps differ in size; see :meth:`flat`.
+        """
+        ids, offsets = self.flat(start, stop)
+        return Steps(ids, offsets).matrix() if len(ids) else np.empty((0, self.batch_size), dtype=np.int64)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a trainer epoch, ``ceil(n / B)``; of a ragged plan B is the mean size in organizer epoch 0."""
+        if not self.ragged:
+            return -(-len(self.ids) // self.batch_size)
+        first = self.epoch(0).steps
+        return -(-len(self.ids) * len(first) // len(first.trained()[0]))
 
     def positions(self, ids: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
         """Return where sample ids stand in :attr:`ids`, which ledgers are aligned with; same shape."""
@@ -163,7 +419,7 @@ class Plan(ABC):
 
     def counts(self, stop: int) -> NDArray[np.int64]:
         """Return how often each sample stands in steps 0 to ``stop - 1``, shape ``(n,)``, aligned with :attr:`ids`."""
-        return np.bincount(self.positions(self.batches(0, stop).ravel()), minlength=len(self.ids))
+        return np.bincount(self.positions(self.flat(0, stop)[0]), minlength=len(self.ids))
 
     def describe(self) -> dict[str, Any]:
         """Return what the plan is a function of, as checkpoints and run folders hold it.
@@ -182,7 +438,7 @@ class Plan(ABC):
             "n_samples": len(self.ids),
             "samples": hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest(),
             "embeddings": None if embeddings is None else embeddings.fingerprint,
-            "plan_version": PLAN_VERSION,
+            "plan_version": self.version,
         }
 
     @property
@@ -214,3 +470,7 @@ def describe_difference(saved: dict[str, Any] | None, now: dict[str, Any] | None
             before, after = before.get(name), after.get(name)
         return f"{name} = {before} then and {after} now"
     return None
+
+
+def _seen(value: object) -> str:
+    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__

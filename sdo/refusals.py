@@ -14,6 +14,7 @@ from diagnostics.launch import check_launch, require_positions
 from sdo.errors import InputError
 from sdo.grpo import GenerationLayout
 from sdo.organizer import Organizer
+from sdo.plan import Layout, Plan
 
 RETIRED = "organizer_was_detached"
 """Marks what stands in a trainer for its sampler since another trainer's organizer took over its model."""
@@ -31,7 +32,7 @@ def refusals(trainer: Any, organizer: Organizer, *, id_column: str = "sample_id"
     if not found:  # the rows of a trainer that is refused anyway, packed for instance, would only confuse
         try:
             dataset_ids, _ = dataset_ids_of(trainer, organizer, id_column)
-            organizer.plan(batch_samples(trainer), rows=dataset_ids)
+            bound_plan(trainer, organizer, dataset_ids)
         except InputError as error:
             found.append(str(error))
     return found
@@ -170,3 +171,22 @@ def batch_samples(trainer: Trainer) -> int:
     if layout is not None:
         return layout.prompts
     return int(args.train_batch_size) * int(args.gradient_accumulation_steps) * int(args.world_size)
+
+
+def bound_plan(trainer: Trainer, organizer: Organizer, dataset_ids: NDArray[np.int64]) -> Plan:
+    """Return the organizer's plan at the trainer's batch size and layout, if its loader can carry it out.
+
+    Raises
+    ------
+    InputError
+        If the organizer refuses, or its steps differ in size.
+    """
+    args = trainer.args
+    layout = Layout(processes=int(args.world_size), accumulation=int(args.gradient_accumulation_steps))
+    plan = organizer.plan(batch_samples(trainer), rows=dataset_ids, layout=layout)
+    if plan.ragged:
+        raise InputError(
+            f"the steps of organizer {organizer.name!r} differ in size; expected steps of one size, since the "
+            "trainer's loader draws as many samples at each"
+        )
+    return plan

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from diagnostics.processes import Processes
+from sdo.errors import InputError
 from sdo.plan import Plan
 
 
@@ -26,7 +27,7 @@ class OrganizedSampler(Sampler[int]):
 
     Notes
     -----
-    A trainer epoch is ``ceil(n / B) * B`` samples, whatever the length of an organizer epoch, so that schedules, step
+    A trainer epoch is ``ceil(n / B)`` steps, whatever the length of an organizer epoch, so that schedules, step
     counts and evaluation keep their meaning. Epoch ``t`` is the slice of the stream from batch ``t * ceil(n / B)`` on,
     a pure function of ``t``, which is all that resuming needs. Every process hands out the whole stream; the loader
     deals its micro-batches out in turn, see :func:`process_share`.
@@ -55,11 +56,14 @@ class OrganizedSampler(Sampler[int]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of one trainer epoch, ``ceil(n / B)``."""
-        return -(-len(self.plan.ids) // self.plan.batch_size)
+        """Steps of one trainer epoch, see :attr:`Plan.steps_per_epoch`."""
+        return self.plan.steps_per_epoch
 
     def __len__(self) -> int:
-        return self.steps_per_epoch * self.plan.batch_size
+        if not self.plan.ragged:
+            return self.steps_per_epoch * self.plan.batch_size
+        start = self._first_step()
+        return len(self.plan.flat(start, start + self.steps_per_epoch)[0])
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the slice that the next ``iter()`` hands out; calling it twice with one value changes nothing.
@@ -71,14 +75,31 @@ class OrganizedSampler(Sampler[int]):
         """
         self._epoch = epoch
 
+    def _first_step(self) -> int:
+        return (self._epoch if self._trainer_epoch is None else self._trainer_epoch()) * self.steps_per_epoch
+
+    def steps(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the dataset positions of each step of the trainer epoch, shape ``(n,)`` each.
+
+        Raises
+        ------
+        InputError
+            If the plan cuts its steps itself or weighs its samples, which a stream of positions cannot carry.
+        """
+        start = self._first_step()
+        for number in range(start, start + self.steps_per_epoch):
+            step = self.plan.step(number)
+            if step.micro_batch is not None or step.weight is not None:
+                raise InputError(
+                    f"step {number} of organizer {self.plan.organizer.name!r} has micro-batches or weights of its own; "
+                    "expected steps that are cut evenly, of samples that weigh 1"
+                )
+            ids = step.sample_ids
+            yield ids if self._positions is None else self._positions[self.plan.positions(ids)]
+
     def __iter__(self) -> Iterator[int]:
-        epoch = self._epoch if self._trainer_epoch is None else self._trainer_epoch()
-        start = epoch * self.steps_per_epoch
-        for step in range(start, start + self.steps_per_epoch):
-            ids = self.plan.batch(step)
-            if self._positions is not None:
-                ids = self._positions[self.plan.positions(ids)]
-            yield from ids.tolist()
+        for positions in self.steps():
+            yield from positions.tolist()
 
 
 def process_share(batch: NDArray[np.int64], micro_batch: int, processes: Processes) -> NDArray[np.int64]:

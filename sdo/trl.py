@@ -24,7 +24,7 @@ from sdo.errors import InputError
 from sdo.grpo import CompletionCount, GenerationLayout, GenerationSampler, continue_generation
 from sdo.organizer import Organizer
 from sdo.plan import Plan, describe_difference
-from sdo.refusals import RETIRED, batch_samples, dataset_ids_of, trainer_refusals
+from sdo.refusals import RETIRED, batch_samples, bound_plan, dataset_ids_of, trainer_refusals
 from sdo.sampler import OrganizedSampler, process_share
 
 _STATE = "OrganizerCallback"
@@ -78,7 +78,7 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     for refusal in trainer_refusals(trainer):
         raise InputError(refusal)
     dataset_ids, source = dataset_ids_of(trainer, organizer, id_column)
-    plan = organizer.plan(batch_samples(trainer), rows=dataset_ids)
+    plan = bound_plan(trainer, organizer, dataset_ids)
     return Handle(trainer, plan, dataset_ids, source)
 
 
@@ -285,7 +285,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         scalars, embeddings = self._channel.scalars, self._plan.organizer.embeddings
         scalars.put("coverage", float((self.trained > 0).mean()))
         if embeddings is not None:
-            cosine = float(within_batch_cosine(embeddings.unit, embeddings.valid, batch[None])[0])
+            cosine = float(within_batch_cosine(embeddings.unit, embeddings.valid, batch, np.array([0, len(batch)]))[0])
             if not math.isnan(cosine):
                 scalars.add("within_batch_cosine", cosine)
 

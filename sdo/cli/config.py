@@ -13,11 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from sdo.cli.typed import NO_MATCH, convert, described, shown, wanted
 from sdo.cli.yaml12 import Located, parse_value, parse_yaml
 from sdo.errors import InputError, suggest
+from sdo.registry import OrganizerSpec, organizer_spec, registered_organizers
 
 SECTIONS = ("organizer", "recorder")
 
@@ -28,35 +29,80 @@ _Schema = TypeVar("_Schema")
 
 
 @dataclass
-class OrganizerOptions:
-    """The section ``organizer:``.
+class OrganizerSection:
+    """The section ``organizer:``, as far as it is the same for all organizers; each adds its own options.
 
     Parameters
     ----------
     name
-        "sdo" or "uniform".
+        Of a registered organizer.
     embeddings
-        Path of the matrix, one row a sample. Needed by "sdo".
-    k, delta_tau, retain, visit, graph, locality, exposure, on_invalid
-        As in :class:`sdo.organizer.SDO`, which checks their ranges.
+        Path of the matrix, one row a sample.
     seed
         Seed of the plan; None takes the seed of the training.
     id_column
         Column of the data set that holds the row of the embedding, or its key.
     """
 
-    name: Literal["sdo", "uniform"] = "sdo"
+    name: str = "sdo"
     embeddings: str | None = None
-    k: int = 4
-    delta_tau: float = 2
-    retain: float = 0.2
-    visit: Literal["cover", "anchor"] = "cover"
-    graph: Literal["dynamic", "static"] = "dynamic"
-    locality: Literal["knn", "random", "shuffle"] = "knn"
-    exposure: bool = True
-    on_invalid: Literal["raise", "isolate"] = "raise"
     seed: int | None = None
     id_column: str = "sample_id"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The organizer's own options, by name."""
+        return {name: getattr(self, name) for name in organizer_spec(self.name).option_names}
+
+
+def organizer_schema(spec: OrganizerSpec) -> type[OrganizerSection]:
+    """Return the section ``organizer:`` of one organizer as a dataclass."""
+    hints = get_type_hints(spec.options)
+    own: list[Any] = [
+        (option.name, hints[option.name], _default(option)) for option in dataclasses.fields(spec.options)
+    ]
+    named = ("name", str, field(default=spec.name))
+    return dataclasses.make_dataclass(f"OrganizerSection_{spec.name}", [named, *own], bases=(OrganizerSection,))
+
+
+def _default(option: dataclasses.Field[Any]) -> Any:
+    if option.default is dataclasses.MISSING and option.default_factory is not dataclasses.MISSING:
+        return field(default_factory=option.default_factory)
+    return field(default=option.default)
+
+
+def parse_organizer(values: Mapping[str, Any]) -> tuple[OrganizerSection, list[str]]:
+    """Turn the section ``organizer:`` into its dataclass.
+
+    Parameters
+    ----------
+    values
+        The section's keys and values.
+
+    Returns
+    -------
+    section
+        Of the organizer that ``name`` says.
+    left_out
+        Keys that are options of other organizers: a run file may hold those of several, and the command line choose.
+
+    Raises
+    ------
+    InputError
+        As :func:`parse_section`, and for a name that nobody registered.
+    """
+    common = parse_section("organizer", {k: v for k, v in values.items() if k == "name"}, OrganizerSection)
+    try:
+        spec = organizer_spec(common.name)
+    except InputError as error:
+        raise InputError(f"{_place(values, 'name')}organizer.name: {error}") from error
+    schema = organizer_schema(spec)
+    others = {name for other in registered_organizers() for name in other.option_names} - set(_fields(schema))
+    left_out = [key for key in values if key in others]
+    kept = _copy(values)
+    for key in left_out:
+        del kept[key]
+    return parse_section("organizer", kept, schema), left_out
 
 
 @dataclass
@@ -183,7 +229,7 @@ def parse_section(section: str, values: Mapping[str, Any] | None, schema: type[_
     Parameters
     ----------
     section
-        Name for messages, such as "organizer".
+        Name for messages, such as "organizer"; "" where the keys are options of a command.
     values
         The section's keys and values; None counts as empty.
     schema
@@ -202,8 +248,8 @@ def parse_section(section: str, values: Mapping[str, Any] | None, schema: type[_
 
     Examples
     --------
-    >>> parse_section("organizer", {"k": 8}, OrganizerOptions).k
-    8
+    >>> parse_section("recorder", {"sample_every": 5}, RecorderOptions).sample_every
+    5
     """
     values = {} if values is None else values
     fields = _fields(schema)
@@ -211,7 +257,8 @@ def parse_section(section: str, values: Mapping[str, Any] | None, schema: type[_
         if key not in fields:
             known = f"known keys: {', '.join(fields)}"
             raise InputError(f"{_place(values, key)}{section}: unknown key {key!r}; {suggest(key, fields)}{known}")
-    checked = {key: _checked(values, key, hint, f"{section}.{key}") for key, hint in fields.items() if key in values}
+    named = {key: f"{section}.{key}" if section else f"--{key.replace('_', '-')}" for key in fields}
+    checked = {key: _checked(values, key, hint, named[key]) for key, hint in fields.items() if key in values}
     try:
         return schema(**checked)
     except TypeError as error:
@@ -255,8 +302,9 @@ def split_trl(values: Mapping[str, Any], config_classes: tuple[type, ...]) -> di
 
 def _why_unknown(key: str, fields: Mapping[str, Any], config_classes: tuple[type, ...]) -> str:
     """Say what to do about a key that none of TRL's classes has."""
-    for section, schema in zip(SECTIONS, (OrganizerOptions, RecorderOptions), strict=True):
-        if key in _fields(schema):
+    own = {name for spec in registered_organizers() for name in _fields(organizer_schema(spec))}
+    for section, known in zip(SECTIONS, (own, _fields(RecorderOptions)), strict=True):
+        if key in known:
             return f"it belongs in the section '{section}:', on the command line --{section}.{key}"
     if key == "env":
         return "environment variables are not set here; set them before the command: NAME=value sdo ..."

@@ -6,16 +6,18 @@ import argparse
 import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sdo.cli.config import apply_overrides, parse_section
 from sdo.cli.outputs import check_outputs, make_folder
 from sdo.embeddings import Embeddings
-from sdo.errors import InputError
+from sdo.errors import InputError, suggest
 from sdo.figures import epoch_figures
 from sdo.files import write_atomically
-from sdo.organizer import SDO, Graph, Locality, OnInvalid, Organizer, Uniform, Visit
+from sdo.organizer import Organizer
+from sdo.registry import OrganizerInputs, make_organizer, option_help, organizer_spec, registered_organizers
 
 if TYPE_CHECKING:
     from sdo.plan import EpochPlan
@@ -29,40 +31,18 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         description="Write the batches of the first organizer epochs as Parquet (organizer_epoch, step, slot, "
         "sample_id), their figures as JSON beside it, and print the figures as a table.",
         epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --k 4 --delta-tau 2 --retain 0.2 "
-        "--seed 617 --out PLAN.parquet",
+        f"--seed 617 --out PLAN.parquet\n\n{_organizer_help()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--embeddings",
-        required=True,
         metavar="E.npy",
         help="matrix (N, d), one row a sample: .npy, .npz or .safetensors",
     )
+    parser.add_argument("--samples", type=int, metavar="N", help="number of samples, where there are no embeddings")
     parser.add_argument("--batch-size", required=True, type=int, metavar="B", help="samples per optimizer step")
     parser.add_argument("--epochs", type=int, default=4, help="organizer epochs to plan (default: 4)")
-    parser.add_argument("--organizer", choices=["sdo", "uniform"], default="sdo", help="(default: sdo)")
-    parser.add_argument("--k", type=int, default=4, help="neighbours per anchor (default: 4)")
-    parser.add_argument("--delta-tau", type=float, default=2, help="rise of the exposure threshold (default: 2)")
-    parser.add_argument("--retain", type=float, default=0.2, help="share of hot samples kept (default: 0.2)")
-    parser.add_argument(
-        "--visit",
-        choices=get_args(Visit),
-        default="cover",
-        help="whether brought neighbours still anchor: no (cover), yes (anchor)",
-    )
-    parser.add_argument(
-        "--graph",
-        choices=get_args(Graph),
-        default="dynamic",
-        help="neighbours in the pool, or over all",
-    )
-    parser.add_argument(
-        "--locality",
-        choices=get_args(Locality),
-        default="knn",
-        help="real neighbours, random ones, none",
-    )
-    parser.add_argument("--no-exposure", action="store_true", help="keep every sample in the pool")
-    parser.add_argument("--on-invalid", choices=get_args(OnInvalid), default="raise", help="rows with NaN or zero")
+    parser.add_argument("--organizer", default="sdo", metavar="NAME", help="see below (default: sdo)")
     parser.add_argument(
         "--seed",
         type=int,
@@ -71,7 +51,16 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="PLAN.parquet", help="PLAN.json goes beside it")
     parser.add_argument("--overwrite", action="store_true", help="replace the files of an earlier plan")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, takes_overrides=True)
+
+
+def _organizer_help() -> str:
+    """The options of each organizer, as they are written on the command line."""
+    lines = []
+    for spec in registered_organizers():
+        lines.append(f"organizer {spec.name}:" + ("" if spec.option_names else " no options of its own"))
+        lines += [f"  {_option(name):<16} {text}" for name, text in option_help(spec)]
+    return "\n".join(lines)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,10 +73,9 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.epochs < 1:
         raise InputError(f"--epochs is {args.epochs}; expected a whole number from 1")
-    record = check_outputs(args.out, ".parquet", overwrite=args.overwrite, sources=(Path(args.embeddings),))
-    embeddings = Embeddings.read(args.embeddings)
-    organizer = _organizer(args, embeddings)
-    plan = organizer.plan(args.batch_size)
+    sources = () if args.embeddings is None else (Path(args.embeddings),)
+    record = check_outputs(args.out, ".parquet", overwrite=args.overwrite, sources=sources)
+    plan = _organizer(args).plan(args.batch_size)
     make_folder(args.out.parent)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -108,69 +96,89 @@ def run(args: argparse.Namespace) -> int:
             record: lambda path: path.write_text(text, encoding="utf-8"),
         }
     )
-    _print_table(figures)
+    own = tuple(dict.fromkeys(name for epoch in epochs for name in epoch.figures))
+    _print_table(figures, own)
+    explained = (
+        "cold, hot: samples below the exposure threshold after the epoch, and the rest; " if "cold" in own else ""
+    )
     print(
-        "cold, hot: samples below the exposure threshold after the epoch, and the rest; cosine: mean pairwise cosine "
-        "of embeddings within a batch; uniform: the same of as many uniform batches"
+        f"{explained}cosine: mean pairwise cosine of embeddings within a batch; uniform: the same of as many uniform "
+        "batches"
     )
     for note in notes:
         print(f"note: {note}")
-    if (
-        args.organizer == "sdo"
-        and args.locality == "shuffle"
-        and all(f["hot"] is None or f["hot"] < args.batch_size for f in figures)
+    if plan.organizer.options.get("locality") == "shuffle" and all(
+        epoch.figures.get("hot", 0) < args.batch_size for epoch in epochs
     ):
         print("note: none but those that filled a last batch turned hot, so this plan is uniform shuffling")
     print(f"{args.out} ({sum(f['steps'] for f in figures)} steps), {record}")
     return 0
 
 
-def _organizer(args: argparse.Namespace, embeddings: Embeddings) -> Organizer:
-    if args.organizer == "uniform":
-        return Uniform(embeddings, seed=args.seed)
-    return SDO(
-        embeddings,
-        k=args.k,
-        delta_tau=args.delta_tau,
-        retain=args.retain,
-        visit=args.visit,
-        graph=args.graph,
-        locality=args.locality,
-        exposure=not args.no_exposure,
-        on_invalid=args.on_invalid,
-        seed=args.seed,
-    )
+def _organizer(args: argparse.Namespace) -> Organizer:
+    """Make the organizer from its own options, which the parser left over."""
+    try:
+        spec = organizer_spec(args.organizer)
+    except InputError as error:
+        raise InputError(f"--organizer: {error}") from error
+    given = apply_overrides({}, args.overrides)
+    own = [_option(name) for name in spec.option_names]
+    for name in given:
+        if name not in spec.option_names:
+            close = suggest(_option(name), [*own, "--batch-size", "--epochs", "--embeddings", "--samples", "--out"])
+            raise InputError(
+                f"unexpected argument '{_option(name)}'; {close}organizer {spec.name} has "
+                f"{', '.join(own) or 'no options of its own'}; see sdo plan --help"
+            )
+    options = vars(parse_section("", given, spec.options))
+    embeddings = None if args.embeddings is None else Embeddings.read(args.embeddings)
+    if embeddings is None and "embeddings" in spec.needs:
+        raise InputError(f"organizer {spec.name} needs --embeddings; expected a matrix, one row a sample")
+    if embeddings is None and args.samples is None:
+        raise InputError(
+            "--embeddings and --samples are missing; expected one of them, to know how many samples there are"
+        )
+    if embeddings is not None and args.samples not in (None, len(embeddings)):
+        raise InputError(
+            f"--samples is {args.samples}, but {args.embeddings} has {len(embeddings)} rows; expected as many"
+        )
+    n_samples = args.samples if embeddings is None else len(embeddings)
+    return make_organizer(spec.name, OrganizerInputs(n_samples, embeddings), {**options, "seed": args.seed})
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _write_parquet(epochs: list[EpochPlan], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    size = epochs[0].batches.shape[1]
-    ids = np.concatenate([epoch.batches.ravel() for epoch in epochs])
-    steps = sum(epoch.steps for epoch in epochs)
-    table = pa.table(
-        {
-            "organizer_epoch": np.repeat(
-                [epoch.organizer_epoch for epoch in epochs], [epoch.steps * size for epoch in epochs]
-            ),
-            "step": np.repeat(np.arange(steps), size),
-            "slot": np.tile(np.arange(size), steps),
-            "sample_id": ids,
-        }
-    )
-    pq.write_table(table, out)
+    sizes = np.concatenate([epoch.steps.sizes for epoch in epochs])
+    ends = np.cumsum(sizes)
+    columns = {
+        "organizer_epoch": np.repeat(
+            [epoch.organizer_epoch for epoch in epochs], [len(epoch.steps.ids) for epoch in epochs]
+        ),
+        "step": np.repeat(np.arange(len(sizes)), sizes),
+        "slot": np.arange(ends[-1]) - np.repeat(ends - sizes, sizes),
+        "sample_id": np.concatenate([epoch.steps.ids for epoch in epochs]),
+    }
+    for name in ("micro_batch", "weight", "group"):
+        found = [getattr(epoch.steps, name) for epoch in epochs]
+        if all(one is not None for one in found):
+            columns[name] = np.concatenate(found)
+    pq.write_table(pa.table(columns), out)
 
 
-def _print_table(figures: list[dict[str, Any]]) -> None:
-    header = ("epoch", "steps", "pool", "cold", "hot", "exposure min/mean/max", "cosine", "uniform")
+def _print_table(figures: list[dict[str, Any]], own: tuple[str, ...]) -> None:
+    header = ("epoch", "steps", "pool", *own, "exposure min/mean/max", "cosine", "uniform")
     rows = [
         (
             str(f["organizer_epoch"]),
             str(f["steps"]),
             str(f["pool"]),
-            "–" if f["cold"] is None else str(f["cold"]),
-            "–" if f["hot"] is None else str(f["hot"]),
+            *("–" if f.get(name) is None else f"{f[name]:.6g}" for name in own),
             f"{f['exposure_min']} / {f['exposure_mean']:.2f} / {f['exposure_max']}",
             *(
                 "–" if f[name] is None else f"{f[name]:.3f}"

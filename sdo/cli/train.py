@@ -15,17 +15,20 @@ from typing import Any
 
 from sdo.checkpoints import is_whole, last_checkpoint
 from sdo.cli.config import (
-    OrganizerOptions,
+    OrganizerSection,
     RecorderOptions,
     apply_overrides,
     load_config,
+    organizer_schema,
+    parse_organizer,
     parse_section,
     split_trl,
 )
 from sdo.cli.data import Rows
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError, error_line
-from sdo.organizer import SDO, Organizer, Uniform
+from sdo.organizer import Organizer
+from sdo.registry import OrganizerInputs, make_organizer, organizer_spec, registered_organizers
 from sdo.sources import TextDigest
 
 
@@ -41,7 +44,7 @@ class Options:
         Instances of TRL's dataclasses and of the method's own columns, by class.
     """
 
-    organizer: OrganizerOptions | None
+    organizer: OrganizerSection | None
     recorder: RecorderOptions | None
     trl: dict[type, Any]
 
@@ -64,7 +67,13 @@ def read_options(config: str | None, overrides: Sequence[str], classes: tuple[ty
         For an unreadable file, an unknown key or a value of the wrong type.
     """
     merged = apply_overrides(load_config(config) if config else {}, overrides)
-    organizer = parse_section("organizer", merged["organizer"], OrganizerOptions) if "organizer" in merged else None
+    organizer, left_out = parse_organizer(merged["organizer"]) if "organizer" in merged else (None, [])
+    if organizer is not None and left_out:
+        print(
+            f"note: organizer {organizer.name} has no option {', '.join(left_out)}: what is given for another one is "
+            "left out",
+            file=sys.stderr,
+        )
     recorder = parse_section("recorder", merged["recorder"], RecorderOptions) if "recorder" in merged else None
     values = split_trl(merged, classes)
     if not sys.stderr.isatty():
@@ -83,7 +92,7 @@ def _build(cls: type, values: Mapping[str, Any]) -> Any:
         raise InputError(f"{cls.__name__}: {error}") from error
 
 
-def build_organizer(options: OrganizerOptions, rows: Rows, training_seed: int) -> Organizer:
+def build_organizer(options: OrganizerSection, rows: Rows, training_seed: int) -> Organizer:
     """Build the organizer of a run file's section.
 
     Parameters
@@ -102,18 +111,13 @@ def build_organizer(options: OrganizerOptions, rows: Rows, training_seed: int) -
     """
     seed = training_seed if options.seed is None else options.seed
     embeddings = None if options.embeddings is None else _read_embeddings(options, options.embeddings, rows)
-    organizer: Organizer
-    if options.name == "uniform":
-        organizer = Uniform(_count_samples(options, rows) if embeddings is None else embeddings, seed=seed)
-    elif embeddings is None:
+    if embeddings is None and "embeddings" in organizer_spec(options.name).needs:
         raise InputError(
             "organizer.embeddings is missing; expected the path of a matrix, one row a training sample; "
             "mend: sdo embed makes one"
         )
-    else:
-        apart = ("name", "embeddings", "seed", "id_column")
-        names = [f.name for f in dataclasses.fields(options) if f.name not in apart]
-        organizer = SDO(embeddings, seed=seed, **{name: getattr(options, name) for name in names})
+    n_samples = _count_samples(options, rows) if embeddings is None else len(embeddings)
+    organizer = make_organizer(options.name, OrganizerInputs(n_samples, embeddings), {**options.options, "seed": seed})
     if organizer.embeddings is not None and rows.whole not in (None, organizer.n_samples):
         n_rows = len(rows.dataset)
         if organizer.n_samples != n_rows or rows.dataset[0][options.id_column] != 0:
@@ -149,7 +153,7 @@ def _warn_of_other_texts(path: Path, rows: Rows) -> None:
         )
 
 
-def _read_embeddings(options: OrganizerOptions, path: str, rows: Rows) -> Embeddings:
+def _read_embeddings(options: OrganizerSection, path: str, rows: Rows) -> Embeddings:
     """The matrix of the section; its ids are set aside where the rows have no column that could name them."""
     embeddings = Embeddings.read(path)
     if embeddings.ids is None or rows.whole is None:
@@ -162,7 +166,7 @@ def _read_embeddings(options: OrganizerOptions, path: str, rows: Rows) -> Embedd
     return dataclasses.replace(embeddings, ids=None)
 
 
-def _count_samples(options: OrganizerOptions, rows: Rows) -> int:
+def _count_samples(options: OrganizerSection, rows: Rows) -> int:
     """How many samples the ids of the data reach over, where no embeddings say so."""
     ids: list[Any] = list(rows.dataset[options.id_column])
     if not all(isinstance(i, int) and i >= 0 for i in ids):
@@ -217,11 +221,9 @@ def check_before_loading(options: Options, resume: bool) -> None:
 def _known_keys(columns: type) -> str:
     """List the keys that are ours, with their defaults."""
     lines = []
-    for title, schema in (
-        ("organizer:", OrganizerOptions),
-        ("recorder:", RecorderOptions),
-        ("top level:", columns),
-    ):
+    organizers = [(f"organizer, {spec.name}:", organizer_schema(spec)) for spec in registered_organizers()]
+    schemas: list[tuple[str, Any]] = [*organizers, ("recorder:", RecorderOptions), ("top level:", columns)]
+    for title, schema in schemas:
         built = schema()
         pairs = [f"{f.name} ({getattr(built, f.name)})" for f in dataclasses.fields(schema)]
         lines.append(textwrap.fill(f"{title} {', '.join(pairs)}", 100, subsequent_indent="  "))

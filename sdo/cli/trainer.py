@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sdo.cli.config import OrganizerOptions
+from sdo.cli.config import OrganizerSection
 from sdo.cli.data import Rows, load_rows
 from sdo.cli.train import Options, build_organizer, check_before_loading, plain_errors, read_options, resume_from
 from sdo.errors import InputError
@@ -167,7 +167,7 @@ def _build_trainer(
     from transformers import AutoConfig, AutoTokenizer
 
     options = setup.options
-    id_column = OrganizerOptions().id_column if options.organizer is None else options.organizer.id_column
+    id_column = OrganizerSection().id_column if options.organizer is None else options.organizer.id_column
     source = (script.dataset_name, script.dataset_config)
     rows = load_rows(*source, script.dataset_train_split, id_column=id_column, what="dataset_name")
     setup.say(f"data: {rows.source}")

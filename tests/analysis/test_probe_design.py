@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from analysis.probe_design import CURVE_SAMPLES, design_probe
+from analysis.recorded import flat_batches
 from sdo import SDO, Embeddings, InputError, Uniform
 from sdo.embeddings import within_batch_cosine
 
@@ -38,7 +39,8 @@ def test_batches_are_those_of_the_plans_each_once():
         planned = plans[name].batches(0, 50)
         places = [int(np.flatnonzero((planned == batch).all(axis=1))[0]) for batch in arm.batches]
         assert places == sorted(set(places))
-        cosine = within_batch_cosine(plan.organizer.embeddings.unit, plan.organizer.embeddings.valid, planned)
+        embeddings = plan.organizer.embeddings
+        cosine = within_batch_cosine(embeddings.unit, embeddings.valid, *flat_batches(planned))
         assert arm.cosine == pytest.approx(cosine.mean())
         assert len(arm.pairs) == 50 * 6
         assert arm.pairs.mean() == pytest.approx(arm.cosine)
@@ -87,7 +89,7 @@ def test_of_large_batches_some_members_are_taken_so_that_there_are_more_of_them(
 def test_by_default_the_steps_are_those_of_two_organizer_epochs():
     plan = plan_of()
     second = plan.epoch(1)
-    assert design_probe(plan, samples=64).steps == second.first_step + second.steps
+    assert design_probe(plan, samples=64).steps == second.stop
 
 
 def test_few_samples_give_as_many_batches_as_there_are():

@@ -10,7 +10,14 @@ import pytest
 from analysis import Run, compare_seeds, pair_runs, run_exposure, run_locality
 from analysis.locality import SeriesDesign, SeriesTest
 from analysis.overview import mean_within_batch_cosine
-from analysis.recorded import exposed_batches, recorded_batches, sample_scores, score_meaning, steps_per_batch
+from analysis.recorded import (
+    exposed_batches,
+    flat_batches,
+    recorded_batches,
+    sample_scores,
+    score_meaning,
+    steps_per_batch,
+)
 from analysis.redraw import Draw, recorded_plan
 from analysis.training import evaluations, rewards, training
 from sdo import SDO, Embeddings, InputError
@@ -152,7 +159,7 @@ def test_the_number_of_a_series_is_of_steps_with_two_prompts(make_generated, pla
     coherence = found.coherence[np.isin(found.step, usable)]
     values = [
         SeriesTest(usable, coherence).of(
-            SeriesDesign(Draw.of(batches, epochs, usable, embeddings, steps_per_batch=n)), -1
+            SeriesDesign(Draw.of(*flat_batches(batches), epochs, usable, embeddings, steps_per_batch=n)), -1
         )[0]
         for n in (4, 1)
     ]
@@ -172,7 +179,7 @@ def test_a_draw_of_uneven_batches_counts_generation_batches():
     embeddings = Embeddings.from_array(matrix)
     batches = [np.array(ids) for ids in ([0, 1], [1, 2, 3], [0, 4], [4, 5, 6], [7, 0])]
     steps = np.array([1, 2, 3, 4])
-    draw = Draw.of(batches, np.zeros(5, dtype=int), steps, embeddings, steps_per_batch=2)
+    draw = Draw.of(*flat_batches(batches), np.zeros(5, dtype=int), steps, embeddings, steps_per_batch=2)
     unit = embeddings.unit.astype(float)
     for row, step in enumerate(steps):
         ids = batches[step]

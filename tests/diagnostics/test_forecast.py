@@ -63,7 +63,7 @@ def test_rows_of_exposure_are_those_of_the_run(forty, kit):
 def test_epochs_are_the_plans_own():
     matrix = np.random.default_rng(0).standard_normal((200, 8))
     for plan in (SDO(matrix, k=4, seed=1).plan(8), Uniform(200, seed=1).plan(8)):
-        for batches in (1, plan.epoch(0).steps, plan.epoch(0).steps + 1, 399, 400):
+        for batches in (1, len(plan.epoch(0).steps), len(plan.epoch(0).steps) + 1, 399, 400):
             fresh = plan.redraw(1)
             assert count_epochs(fresh, batches) == plan.epoch_of(batches - 1).organizer_epoch + 1
 

@@ -346,7 +346,7 @@ def test_exposure_is_planned_and_trained_for_each_epoch(runs, name, kit):
     last = plan.epoch_of(recorded.case.max_steps - 1).organizer_epoch
     for number in range(last + 1):
         epoch = plan.epoch(number)
-        end = min(epoch.first_step + epoch.steps, recorded.case.max_steps)
+        end = min(epoch.stop, recorded.case.max_steps)
         updated = [step for step in range(end) if step != recorded.case.overflow]
         trained = [sample for step in updated for sample in recorded.step_ids(step)]
         rows = sorted(recorded.rows("exposure", organizer_epoch=number), key=lambda row: row["sample_id"])
@@ -355,7 +355,7 @@ def test_exposure_is_planned_and_trained_for_each_epoch(runs, name, kit):
         assert [row["planned"] for row in rows] == epoch.exposure.tolist()
         assert [row["in_pool"] for row in rows] == np.isin(sorted(recorded.ids), epoch.pool).tolist()
         assert sum(row["trained"] for row in rows) == batch * len(updated)
-        assert sum(row["planned"] for row in rows) == batch * (epoch.first_step + epoch.steps)
+        assert sum(row["planned"] for row in rows) == batch * (epoch.stop)
     assert {row["organizer_epoch"] for row in recorded.rows("exposure")} == set(range(last + 1))
 
 
@@ -364,7 +364,7 @@ def test_the_organized_case_ends_within_a_later_epoch(runs, kit):
     plan = kit.make_organizer(recorded.case).plan(4, rows=np.array(recorded.ids))
     last = plan.epoch_of(recorded.case.max_steps - 1)
     assert last.organizer_epoch == 1
-    assert recorded.case.max_steps < last.first_step + last.steps
+    assert recorded.case.max_steps < last.stop
 
 
 def test_the_trained_ledger_agrees_with_the_organizers_own(runs):

@@ -11,6 +11,7 @@ from diagnostics import log_scalars
 from diagnostics.batch_ids import IdChannel
 from diagnostics.scalars import ScalarLog
 from sdo.embeddings import as_embeddings, within_batch_cosine
+from sdo.plan import Steps
 
 NAMES = ("within_batch_cosine", "batch_coherence", "coverage")
 
@@ -39,7 +40,7 @@ def expected(recorded, kit):
     """Return step -> figures, from the plan, the run folder and the trained ids."""
     embeddings = as_embeddings(kit.make_organizer(recorded.case).embeddings)
     batches = np.array([recorded.step_ids(step) for step in range(recorded.case.max_steps)])
-    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, batches)
+    cosine = within_batch_cosine(embeddings.unit, embeddings.valid, *Steps.of(batches).trained())
     coherence = batch_coherence(Run.open(recorded.folder).iter_steps("hidden", "sample"))
     sampled = dict(zip(coherence.step.tolist(), coherence.value.tolist(), strict=True))
     figures = {}

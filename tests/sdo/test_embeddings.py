@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from sdo import Embeddings, InputError
 from sdo.embeddings import unit_rows, within_batch_cosine
+from sdo.plan import Steps
 
 GRID = 2.0**-24
 matrices = hnp.arrays(
@@ -232,7 +233,7 @@ def test_within_batch_cosine_is_the_mean_over_pairs_with_a_direction():
     unit, valid = unit_rows(matrix)
     batches = np.random.default_rng(4).permuted(np.tile(np.arange(30), (9, 1)), axis=1)[:, :5]
     batches[0] = [4, 9, 10, 11, 0]
-    got = within_batch_cosine(unit, valid, batches)
+    got = within_batch_cosine(unit, valid, *Steps.of(batches).trained())
     assert np.isnan(got[0])
     for value, batch in zip(got[1:], batches[1:], strict=True):
         pairs = [
@@ -242,7 +243,7 @@ def test_within_batch_cosine_is_the_mean_over_pairs_with_a_direction():
             if a != b and valid[a] and valid[b]
         ]
         assert value == pytest.approx(np.mean(pairs), abs=1e-12)
-    assert np.isnan(within_batch_cosine(unit, valid, batches[:, :1])).all()
+    assert np.isnan(within_batch_cosine(unit, valid, *Steps.of(batches[:, :1]).trained())).all()
 
 
 def test_core_imports_neither_torch_nor_transformers():

@@ -1,6 +1,8 @@
+import hashlib
 import itertools
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdo import SDO, Embeddings, InputError, Uniform
+from sdo.plan import EpochPlan, Layout, Plan, Steps
 
 MATRIX = np.random.default_rng(0).standard_normal((23, 5))
 
@@ -32,8 +35,8 @@ def test_any_slice_in_any_order_is_of_one_stream(asked, uniform):
 @given(st.integers(0, 90), st.booleans())
 def test_epoch_of_a_step(step, uniform):
     epoch = plans()[uniform].epoch_of(step)
-    assert epoch.first_step <= step < epoch.first_step + epoch.steps
-    assert epoch.batches.shape == (epoch.steps, 4)
+    assert epoch.first_step <= step < epoch.stop
+    assert epoch.batches.shape == (len(epoch.steps), 4)
 
 
 def test_epochs_follow_each_other():
@@ -42,7 +45,7 @@ def test_epochs_follow_each_other():
         assert [e.organizer_epoch for e in epochs] == [0, 1, 2, 3]
         assert epochs[0].first_step == 0
         for before, after in itertools.pairwise(epochs):
-            assert after.first_step == before.first_step + before.steps
+            assert after.first_step == before.stop
             counted = np.bincount(after.batches.ravel(), minlength=23)
             assert (after.exposure - before.exposure == counted).all()
         assert plan.epoch(1) is epochs[1]
@@ -157,3 +160,144 @@ def test_a_lowered_k_is_said_once_and_does_not_change_the_fingerprint():
         high.epoch(0)  # made already
     assert (high.epoch(0).batches == low.epoch(0).batches).all()
     assert high.fingerprint != low.fingerprint
+
+
+STORED = Path(__file__).with_name("stored")
+ORDINARY = np.random.default_rng(5).integers(-9, 10, (200, 12)).astype(np.float32)
+# As the version before `Steps` made them: stored/plans.json holds their descriptions, fingerprints and digests.
+CASES = {
+    "sdo": lambda: SDO(ORDINARY, seed=617).plan(8),
+    "sdo-static": lambda: SDO(ORDINARY, k=3, graph="static", seed=3).plan(7),
+    "sdo-no-exposure": lambda: SDO(ORDINARY, exposure=False, seed=9).plan(8),
+    "sdo-random": lambda: SDO(ORDINARY, locality="random", delta_tau=1, retain=0.5, seed=617).plan(8),
+    "sdo-shuffle": lambda: SDO(ORDINARY, locality="shuffle", seed=617).plan(8),
+    "sdo-anchor": lambda: SDO(ORDINARY, visit="anchor", delta_tau=1.5, seed=2**63).plan(6),
+    "sdo-rows": lambda: SDO(ORDINARY, seed=1).plan(8, rows=np.arange(0, 200, 3)),
+    "uniform": lambda: Uniform(ORDINARY, seed=617).plan(8),
+    "uniform-count": lambda: Uniform(50, seed=1).plan(8),
+    "uniform-rows": lambda: Uniform(200, seed=1).plan(8, rows=np.arange(5, 180)),
+}
+
+
+def digest(ids):
+    return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plans_are_those_of_the_first_version_bit_for_bit(name):
+    stored = json.loads((STORED / "plans.json").read_text())
+    assert set(stored) == set(CASES)
+    plan = CASES[name]()
+    assert plan.describe() == stored[name]["describe"]
+    assert plan.fingerprint == stored[name]["fingerprint"]
+    assert digest(plan.batches(0, 400)) == stored[name]["steps_0_to_399"]
+    assert [plan.epoch(e).first_step for e in range(5)] == stored[name]["first_step_of_epochs"]
+    assert digest(plan.redraw(7).batches(0, 400)) == stored[name]["redrawn_from_7"]
+
+
+class Growing:
+    """An organizer of steps of 1, 2, 3, … samples in the order of their ids; the first of each is there twice."""
+
+    name, embeddings, n_samples = "growing", None, 10
+
+    def __init__(self, seed=0):
+        self.options = {"seed": seed}
+
+    def with_seed(self, seed):
+        return Growing(seed)
+
+    def plan(self, batch_size, rows=None, *, layout=Layout()):
+        return GrowingPlan(self, batch_size, rows, layout=layout)
+
+
+class GrowingPlan(Plan):
+    version = 3
+    ragged = True
+
+    def make_epoch(self, epoch, first_step, exposure):
+        ids, weight, offsets = [], [], [0]
+        for size, start in ((1, 0), (2, 1), (3, 3), (4, 6)):
+            own = np.roll(self.ids, self.organizer.options["seed"])[start : start + size].tolist()
+            ids += [own[0], *own]
+            weight += [0.0] + [1.0] * size
+            offsets.append(len(ids))
+        steps = Steps(
+            np.array(ids),
+            np.array(offsets),
+            micro_batch=np.zeros(len(ids), dtype=np.int32),
+            weight=np.array(weight),
+            group=np.arange(len(ids), dtype=np.int32),
+        )
+        return EpochPlan(epoch, first_step, steps, self.ids, exposure + 1, {"largest": 4})
+
+
+def test_steps_that_differ_in_size_are_read_by_step_and_flat():
+    plan = Growing().plan(2, layout=Layout(processes=2, accumulation=3))
+    assert plan.layout.micro_batches == 6
+    assert [plan.batch(t).tolist() for t in (0, 1, 3, 4, 6)] == [[0], [1, 2], [6, 7, 8, 9], [0], [3, 4, 5]]
+    step = plan.step(2)
+    assert (step.sample_ids.tolist(), step.weight.tolist()) == ([3, 3, 4, 5], [0, 1, 1, 1])
+    assert (step.group.tolist(), step.micro_batch.tolist(), len(step)) == ([5, 6, 7, 8], [0, 0, 0, 0], 4)
+    ids, offsets = plan.flat(2, 6)
+    assert (ids.tolist(), offsets.tolist()) == ([3, 4, 5, 6, 7, 8, 9, 0, 1, 2], [0, 3, 7, 8, 10])
+    assert plan.flat(3, 3)[1].tolist() == [0]
+    assert plan.counts(5).tolist() == [2, 1, 1, 1, 1, 1, 1, 1, 1, 1]  # fillers are no exposure
+    assert plan.steps_per_epoch == 4
+    assert plan.redraw(1).batch(1).tolist() == [0, 1]
+    assert plan.describe()["plan_version"] == 3
+    with pytest.raises(InputError, match="these steps hold 3 to 4 samples; expected steps of one size"):
+        plan.batches(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ids": np.array([0.0, 1, 2])}, r"ids of Steps are float64 of shape \(3,\); expected a one-dimensional array"),
+        ({"offsets": [0, 3]}, "offsets of Steps are list"),
+        ({"offsets": np.array([0, 1, 1, 3])}, "offsets of Steps do not cut 3 ids into steps"),
+        ({"offsets": np.array([0, 2])}, "offsets of Steps do not cut 3 ids into steps"),
+        ({"weight": np.ones(2)}, r"weight of Steps is float64 of shape \(2,\); expected float64 of shape \(3,\)"),
+        ({"weight": np.array([1, -1, np.nan])}, "weight of Steps holds a value that is negative or not finite"),
+        ({"micro_batch": np.array([0, 1, 0], dtype=np.int32)}, "micro_batch of Steps falls within a step"),
+    ],
+)
+def test_steps_that_do_not_fit_together_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        Steps(**{"ids": np.arange(3), "offsets": np.array([0, 3]), **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"organizer_epoch": 1}, "epoch 0 of organizer 'broken' calls itself epoch 1"),
+        ({"steps": Steps.of(np.empty((0, 2), dtype=np.int64))}, "holds no step"),
+        (
+            {"steps": Steps.of(np.array([[0, 1, 2]]))},
+            "has a step of 3 samples; expected 2 in each; fix: ragged",
+        ),
+        ({"steps": Steps.of(np.array([[0, 5]]))}, "holds sample 5; expected the samples that the plan serves"),
+        ({"steps": Steps.of(np.array([[0, 1], [2, 2]]))}, "holds sample 2 twice in step 1"),
+        ({"exposure": np.array([1, 2, 0])}, "the exposure of epoch 0 of organizer 'broken' is not the ledger"),
+    ],
+)
+def test_an_epoch_that_breaks_the_contract_is_refused(changes, message):
+    class Broken(Growing):
+        name, n_samples = "broken", 3
+
+    class BrokenPlan(Plan):
+        version = 1
+
+        def make_epoch(self, epoch, first_step, exposure):
+            good = {"organizer_epoch": epoch, "first_step": first_step, "steps": Steps.of(np.array([[0, 1]]))}
+            return EpochPlan(**{**good, "pool": self.ids, "exposure": np.array([1, 1, 0]), **changes})
+
+    with pytest.raises(InputError, match=message):
+        BrokenPlan(Broken(), 2).epoch(0)
+
+
+def test_a_plan_without_a_version_is_refused():
+    class Unversioned(GrowingPlan):
+        version = None
+
+    with pytest.raises(TypeError, match="Unversioned has no version"):
+        Unversioned(Growing(), 2)

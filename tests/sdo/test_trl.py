@@ -8,6 +8,7 @@ import gc
 import json
 import shutil
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -1078,3 +1079,23 @@ def test_detach_while_the_recorder_stays(make, tmp_path):
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     assert info["organizer"] is None
     assert not (tmp_path / "run" / "exposure").exists()
+
+
+@pytest.mark.parametrize("name", ["sdo", "uniform"])
+def test_a_checkpoint_of_the_first_version_is_continued(make, tmp_path, name):
+    """What the version before `Steps` kept of the organizer in checkpoint-3 is taken, and the batches go on."""
+    organizer = {"sdo": sdo(), "uniform": Uniform(MATRIX, seed=617)}[name]
+    first = make(max_steps=3, save_strategy="steps", save_steps=3)
+    attach(first, organizer)
+    first.train()
+    state = tmp_path / "out" / "checkpoint-3" / "trainer_state.json"
+    kept = json.loads(state.read_text())
+    stored = json.loads((Path(__file__).with_name("stored") / "checkpoints.json").read_text())[name]
+    assert kept["stateful_callbacks"][STATE] == stored
+    kept["stateful_callbacks"][STATE] = stored
+    state.write_text(json.dumps(kept))
+    second = make(max_steps=6)
+    handle = attach(second, organizer)
+    second.train(resume_from_checkpoint=str(state.parent))
+    assert [sorted(batch) for batch in second.probe.batches] == [sorted(handle.plan.batch(t)) for t in (3, 4, 5)]
+    assert handle.trained.tolist() == handle.plan.counts(6).tolist()

@@ -6,14 +6,18 @@ from typing import Literal
 import pytest
 
 from sdo.cli.config import (
-    OrganizerOptions,
     RecorderOptions,
     apply_overrides,
     load_config,
+    organizer_schema,
+    parse_organizer,
     parse_section,
     split_trl,
 )
 from sdo.errors import InputError
+from sdo.registry import organizer_spec
+
+SECTION = organizer_schema(organizer_spec("sdo"))
 
 
 class Strategy(enum.StrEnum):
@@ -137,8 +141,8 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_parse_section_fills_defaults_and_converts():
-    assert parse_section("organizer", None, OrganizerOptions) == OrganizerOptions()
-    options = parse_section("organizer", {"retain": 1, "seed": 3, "embeddings": "E.npy"}, OrganizerOptions)
+    assert parse_section("organizer", None, SECTION) == SECTION()
+    options = parse_section("organizer", {"retain": 1, "seed": 3, "embeddings": "E.npy"}, SECTION)
     assert (options.retain, type(options.retain)) == (1.0, float)
     assert (options.seed, options.embeddings) == (3, "E.npy")
     assert parse_section("recorder", {"signals": "hidden"}, RecorderOptions).signals == ["hidden"]
@@ -166,15 +170,28 @@ def test_parse_section_fills_defaults_and_converts():
         ),
         (
             {"retian": 1},
-            "organizer: unknown key 'retian'; did you mean 'retain'? known keys: name, embeddings, k",
+            "organizer: unknown key 'retian'; did you mean 'retain'? known keys: name, embeddings, seed, id_column, k",
         ),
         ({"zzzz": 1}, "organizer: unknown key 'zzzz'; known keys: name"),
     ],
 )
 def test_parse_section_says_what_was_expected(values, message):
     with pytest.raises(InputError) as caught:
-        parse_section("organizer", values, OrganizerOptions)
+        parse_section("organizer", values, SECTION)
     assert str(caught.value).startswith(message)
+
+
+def test_options_of_another_organizer_are_left_out_by_name():
+    section, left_out = parse_organizer({"name": "uniform", "k": 8, "seed": 3})
+    assert (section.name, section.seed, section.options, left_out) == ("uniform", 3, {}, ["k"])
+    section, left_out = parse_organizer({"k": 8})
+    assert (section.name, section.options["k"], section.options["retain"], left_out) == ("sdo", 8, 0.2, [])
+    with pytest.raises(InputError, match="organizer: unknown key 'kk'"):
+        parse_organizer({"name": "uniform", "kk": 8})
+    with pytest.raises(InputError, match=r"organizer\.name: no organizer 'unifrom'; did you mean 'uniform'\?"):
+        parse_organizer({"name": "unifrom"})
+    with pytest.raises(InputError, match=r"organizer\.name: got 3 \(int\), expected str"):
+        parse_organizer({"name": 3})
 
 
 def test_parse_section_names_list_types_and_missing_fields():
@@ -192,7 +209,7 @@ def test_parse_section_names_list_types_and_missing_fields():
 def test_messages_name_the_line(tmp_path):
     config = load_config(write(tmp_path, "seed: 1\norganizer:\n  k: four\n"))
     with pytest.raises(InputError, match=r"run\.yaml:3: organizer\.k: got 'four'"):
-        parse_section("organizer", config["organizer"], OrganizerOptions)
+        parse_section("organizer", config["organizer"], SECTION)
     with pytest.raises(InputError, match=r"run\.yaml:1: unknown key 'seed'"):
         split_trl(config, (Trainer,))
 
@@ -231,7 +248,7 @@ def test_overrides_take_negative_numbers_repeats_and_flow_style():
 def test_numbers_on_the_command_line_may_be_names():
     merged = apply_overrides({}, ["--run_name", "010", "--organizer.embeddings", "7", "--recorder.signals", "1", "2"])
     assert split_trl(merged, (Trainer,)) == {"run_name": "010"}
-    assert parse_section("organizer", merged["organizer"], OrganizerOptions).embeddings == "7"
+    assert parse_section("organizer", merged["organizer"], SECTION).embeddings == "7"
     assert parse_section("recorder", merged["recorder"], RecorderOptions).signals == ["1", "2"]
 
 

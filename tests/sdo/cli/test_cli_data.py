@@ -11,7 +11,7 @@ pytest.importorskip("datasets")
 
 import datasets
 
-from sdo.cli.config import OrganizerOptions
+from sdo.cli.config import parse_organizer
 from sdo.cli.data import load_rows
 from sdo.cli.train import build_organizer
 from sdo.errors import InputError
@@ -92,16 +92,17 @@ def test_embeddings_of_the_whole_fit_every_slice_and_those_of_one_half_not_the_o
     np.save("half.npy", half)
     np.save("whole.npy", np.concatenate([half, half]))
     for split in ("train[50%:]", "train[-100:]", "train[:100]"):
-        organizer = build_organizer(OrganizerOptions(embeddings="whole.npy"), load(names[kind], split), 0)
+        organizer = build_organizer(parse_organizer({"embeddings": "whole.npy"})[0], load(names[kind], split), 0)
         assert organizer.n_samples == N
     assert (
-        build_organizer(OrganizerOptions(embeddings="half.npy"), load(names[kind], "train[:50%]"), 0).n_samples == 100
+        build_organizer(parse_organizer({"embeddings": "half.npy"})[0], load(names[kind], "train[:50%]"), 0).n_samples
+        == 100
     )
     for split in ("train[50%:]", "train[-100:]", "train[100:]"):
         with pytest.raises(
             InputError, match=r"half\.npy have 100 rows, the dataset has 200, of which 100 are trained on"
         ):
-            build_organizer(OrganizerOptions(embeddings="half.npy"), load(names[kind], split), 0)
+            build_organizer(parse_organizer({"embeddings": "half.npy"})[0], load(names[kind], split), 0)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "saved"])

@@ -49,14 +49,14 @@ def test_the_files_agree_with_the_api(here, capsys, extra, options):
     assert plan(*ISSUE, *extra) == 0
     expected = SDO(MATRIX, **{"k": 4, "delta_tau": 2, "retain": 0.2, "seed": 617, **options}).plan(B)
     epochs = [expected.epoch(e) for e in range(4)]
-    steps = sum(epoch.steps for epoch in epochs)
+    steps = sum(len(epoch.steps) for epoch in epochs)
     rows = read()
     assert list(rows) == ["organizer_epoch", "step", "slot", "sample_id"]
     assert all(column.dtype == np.int64 for column in rows.values())
     assert rows["sample_id"].tolist() == expected.batches(0, steps).ravel().tolist()
     assert rows["step"].tolist() == [step for step in range(steps) for _ in range(B)]
     assert rows["slot"].tolist() == list(range(B)) * steps
-    assert rows["organizer_epoch"].tolist() == [e for e in range(4) for _ in range(epochs[e].steps * B)]
+    assert rows["organizer_epoch"].tolist() == [e for e in range(4) for _ in range(len(epochs[e].steps) * B)]
     record = json.loads((here / "PLAN.json").read_text())
     assert record["fingerprint"] == expected.fingerprint
     assert record["options"] == expected.describe()["options"]
@@ -96,7 +96,7 @@ def test_the_figures_follow_from_the_parquet(here, extra, exposure):
             assert (figure["cold"], figure["hot"]) == (cold, N - cold)
             pool = max(B, cold + int(np.ceil(0.2 * (N - cold))))
         else:
-            assert (figure["cold"], figure["hot"]) == (None, None)
+            assert not {"cold", "hot"} & set(figure)
         assert figure["within_batch_cosine"] == pytest.approx(mean_cosine(batches), abs=1e-6)
         same_steps = uniform.batches(first, first + len(batches))
         assert figure["uniform_within_batch_cosine"] == pytest.approx(mean_cosine(same_steps), abs=1e-6)
@@ -131,9 +131,9 @@ def test_uniform(here, capsys):
     record = json.loads((here / "PLAN.json").read_text())
     assert (record["name"], record["options"]) == ("uniform", {"seed": 5})
     for figure in record["epochs"]:
-        assert figure["cold"] is figure["hot"] is None
+        assert not {"cold", "hot"} & set(figure)
         assert figure["within_batch_cosine"] == figure["uniform_within_batch_cosine"]
-    assert "–" in capsys.readouterr().out
+    assert "cold" not in capsys.readouterr().out
 
 
 def test_the_papers_shuffle_is_said_to_be_uniform(here, capsys):
@@ -274,18 +274,24 @@ def test_a_truncated_matrix(here, capsys):
         (["--k", "-4"], "k is -4"),
         (["--delta-tau", "0"], "delta_tau is 0"),
         (["--delta-tau", "-2"], "delta_tau is -2"),
-        (["--delta-tau", "nan"], "delta_tau is nan"),
-        (["--delta-tau", "inf"], "delta_tau is inf"),
+        (["--delta-tau", "nan"], "--delta-tau: got 'nan' (str), expected float"),
+        (["--delta-tau", "inf"], "--delta-tau: got 'inf'"),
         (["--retain", "1.01"], "retain is 1.01"),
         (["--retain", "-0.1"], "retain is -0.1"),
-        (["--retain", "nan"], "retain is nan"),
+        (["--retain", "nan"], "--retain: got 'nan'"),
         (["--seed", "-1"], "seed is -1"),
         (["--seed", str(2**64)], "seed is 18446744073709551616"),
         (["--visit", "all"], "--visit"),
         (["--graph", "fixed"], "--graph"),
         (["--locality", "none"], "--locality"),
         (["--on-invalid", "drop"], "--on-invalid"),
-        (["--organizer", "random"], "--organizer"),
+        (["--organizer", "random"], "--organizer: no organizer 'random'; known: sdo, uniform"),
+        (
+            ["--organizer", "uniform", "--k", "3"],
+            "unexpected argument '--k'; organizer uniform has no options of its own",
+        ),
+        (["--kk", "3"], "unexpected argument '--kk'; did you mean '--k'? organizer sdo has --k, --delta-tau"),
+        (["--samples", "9"], "--samples is 9, but E.npy has 60 rows; expected as many"),
         (["--epoch", "3"], "--epoch"),  # no abbreviations
         (["--nonsense"], "--nonsense"),
         (["surplus"], "surplus"),
