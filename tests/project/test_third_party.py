@@ -1,0 +1,122 @@
+"""An organizer that is not ours: registered, attached, looked at, recorded, explained and run by the command."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("trl")
+
+from trl import SFTConfig, SFTTrainer
+
+from analysis import Run, run_exposure, run_locality
+from analysis.report import build_report
+from diagnostics import GradientRecorder, doctor
+from sdo import SDO, attach, register_organizer, registry
+from sdo.cli.main import main
+from sdo.tinymodel import build
+from tests.third_party import BLOCKS, Blocks
+
+N, STEPS = 20, 104
+TEXTS = [f"question {i} 12" for i in range(N)]
+MATRIX = np.random.default_rng(0).standard_normal((N, 5))
+
+pytestmark = [
+    pytest.mark.usefixtures("quiet_datasets"),
+    pytest.mark.filterwarnings("ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    before = dict(registry._SPECS)
+    register_organizer(BLOCKS)
+    yield
+    registry._SPECS.clear()
+    registry._SPECS.update(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("third")
+    model, tokenizer = build(TEXTS, seed=0, hidden=16, layers=1, vocab=300)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = [{"question": text, "answer": f" {i}"} for i, text in enumerate(TEXTS)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    np.save(folder / "E.npy", MATRIX)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recorded(folder):
+    """A recorded run of Blocks, and what the doctor said before it."""
+    from datasets import Dataset
+
+    model, tokenizer = build(TEXTS, seed=0, hidden=16, layers=1, vocab=300)
+    arguments = SFTConfig(
+        output_dir=str(folder / "out"),
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        logging_steps=1,
+        save_strategy="no",
+        per_device_train_batch_size=4,
+        max_steps=STEPS,
+        learning_rate=1e-4,
+    )
+    rows = Dataset.from_dict({"prompt": TEXTS, "completion": [f" {i}" for i in range(N)]})
+    trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
+    handle = attach(trainer, Blocks(SDO(str(folder / "E.npy")).embeddings, turn=2, seed=1))
+    trainer.add_callback(GradientRecorder(str(folder / "run"), sample_every=4))
+    said = doctor(trainer)
+    trainer.train()
+    return Run.open(folder / "run"), handle, said
+
+
+def test_it_is_attached_looked_at_and_recorded(recorded):
+    run, handle, said = recorded
+    assert said.ok, str(said)
+    assert "blocks; its first epoch: 5 steps" in str(said)
+    assert run.info["organizer"] == {**handle.plan.describe(), "fingerprint": handle.plan.fingerprint}
+    assert run.info["organizer"]["options"] == {"turn": 2, "seed": 1}
+    ids = run.steps().column("sample_ids").to_pylist()
+    assert [sorted(row) for row in ids] == [sorted(handle.plan.batch(t).tolist()) for t in range(STEPS)]
+    exposure = run_exposure(run)
+    assert exposure.times.tolist() == handle.trained.tolist() == handle.plan.counts(STEPS).tolist()
+
+
+def test_its_plan_is_drawn_anew_for_the_tests_of_locality(recorded):
+    found = run_locality(recorded[0], redraws=19)
+    assert found.reason is None
+    matrix = found.signals["hidden"].matrix
+    assert (matrix.steps, matrix.redraws) == (STEPS, 19)
+    assert 1 / 20 <= matrix.p <= 1
+
+
+def test_the_report_shows_it(recorded):
+    report = build_report({"mine": recorded[0]}, redraws=19)
+    assert not report.failed
+    assert "blocks" in report.html
+
+
+def test_the_commands_run_it(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    common = ["--model_name_or_path", "model", "--dataset_name", "train.jsonl", "--prompt_column", "question"]
+    common += ["--completion_column", "answer", "--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
+    common += ["--per_device_train_batch_size", "4", "--max_steps", "3", "--save_strategy", "no", "--output_dir", "o"]
+    common += ["--organizer.name", "blocks", "--organizer.embeddings", "E.npy", "--organizer.seed", "2"]
+    assert main(["sft", *common, "--organizer.turn", "3", "--recorder.out", "sft-run"]) == 0
+    plan = Blocks(SDO(MATRIX).embeddings, turn=3, seed=2).plan(4)
+    ids = pq.read_table(folder / "sft-run" / "steps").column("sample_ids").to_pylist()
+    assert [sorted(row) for row in ids] == [sorted(plan.batch(t).tolist()) for t in range(3)]
+    capsys.readouterr()
+    assert main(["doctor", *common, "--organizer.turn", "3", "--recorder.out", "next-run"]) == 0
+    assert "blocks; its first epoch" in capsys.readouterr().out
+    assert main(["sft", *common, "--organizer.turns", "3"]) == 2
+    assert "organizer: unknown key 'turns'; did you mean 'turn'?" in capsys.readouterr().err
+    assert main(["sft", *common, "--organizer.turn", "-3"]) == 2
+    assert "turn is -3; expected a whole number from 0" in capsys.readouterr().err
