@@ -124,7 +124,7 @@ class GenerationSampler(OrganizedSampler):
     def __len__(self) -> int:
         return super().__len__() * self.layout.num_generations * self.layout.micro_steps
 
-    def __iter__(self) -> Iterator[int]:
+    def _stream(self) -> Iterator[int]:
         for prompts in self.steps():
             for _ in range(self.layout.micro_steps):
                 yield from np.repeat(prompts, self.layout.num_generations).tolist()

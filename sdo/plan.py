@@ -17,6 +17,7 @@ from sdo.errors import InputError
 
 if TYPE_CHECKING:
     from sdo.organizer import Organizer
+    from sdo.sampler import OrganizedBatchSampler
 
 
 @dataclass(frozen=True)
@@ -412,6 +413,18 @@ class Plan(ABC):
             return -(-len(self.ids) // self.batch_size)
         first = self.epoch(0).steps
         return -(-len(self.ids) * len(first) // len(first.trained()[0]))
+
+    def sampler(self, *, rank: int = 0) -> OrganizedBatchSampler:
+        """Return the micro-batches of one process for a loop of your own: ``DataLoader(…, batch_sampler=…)``.
+
+        Parameters
+        ----------
+        rank
+            The process, from 0; how many there are says :attr:`layout`.
+        """
+        from sdo.sampler import OrganizedBatchSampler
+
+        return OrganizedBatchSampler(self, rank=rank)
 
     def positions(self, ids: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
         """Return where sample ids stand in :attr:`ids`, which ledgers are aligned with; same shape."""

@@ -1,16 +1,19 @@
-"""An organizer as a torch Sampler: an endless stream of planned batches, handed out in slices of constant length."""
+"""A plan as a torch Sampler: one of positions for trainers, one of micro-batches for a loop of your own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from diagnostics.processes import Processes
 from sdo.errors import InputError
-from sdo.plan import Plan
+from sdo.plan import Plan, StepPlan, describe_difference
+
+if TYPE_CHECKING:
+    from diagnostics.processes import Processes
 
 
 class OrganizedSampler(Sampler[int]):
@@ -52,6 +55,8 @@ class OrganizedSampler(Sampler[int]):
         self.plan = plan
         self._positions = positions
         self._epoch = 0
+        self._drawn = 0  # positions that the latest iterator handed out
+        self._skip = 0  # of them, those that the next iterator leaves out
         self._trainer_epoch = trainer_epoch
 
     @property
@@ -73,7 +78,35 @@ class OrganizedSampler(Sampler[int]):
         epoch
             Trainer epoch, from 0.
         """
-        self._epoch = epoch
+        if epoch != self._epoch:
+            self._epoch, self._skip = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest iterator stands, as torchdata's ``StatefulDataLoader`` keeps it.
+
+        Returns
+        -------
+        dict
+            ``epoch``, ``drawn`` (positions handed out in it) and ``plan``. A plain ``DataLoader`` with workers draws
+            ahead of what was trained; ``StatefulDataLoader`` keeps the state of what it gave.
+        """
+        return {"epoch": self._epoch, "drawn": self._drawn, "plan": self.plan.describe()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator go on where another one stood.
+
+        Parameters
+        ----------
+        state
+            From :meth:`state_dict`.
+
+        Raises
+        ------
+        InputError
+            If it is that of another plan.
+        """
+        _require_same(state, self.plan)
+        self._epoch, self._skip = int(state["epoch"]), int(state["drawn"])
 
     def _first_step(self) -> int:
         return (self._epoch if self._trainer_epoch is None else self._trainer_epoch()) * self.steps_per_epoch
@@ -94,12 +127,126 @@ class OrganizedSampler(Sampler[int]):
                     f"step {number} of organizer {self.plan.organizer.name!r} has micro-batches or weights of its own; "
                     "expected steps that are cut evenly, of samples that weigh 1"
                 )
-            ids = step.sample_ids
-            yield ids if self._positions is None else self._positions[self.plan.positions(ids)]
+            yield _rows(self.plan, self._positions, step.sample_ids)
 
-    def __iter__(self) -> Iterator[int]:
+    def _stream(self) -> Iterator[int]:
         for positions in self.steps():
             yield from positions.tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        skip, self._skip = self._skip, 0
+        self._drawn = 0
+        for position in self._stream():
+            self._drawn += 1
+            if self._drawn > skip:
+                yield position
+
+
+class OrganizedBatchSampler(Sampler[list[int]]):
+    """Yields the micro-batches of a plan's steps, for the ``batch_sampler`` of a ``DataLoader``.
+
+    Parameters
+    ----------
+    plan
+        What to hand out. Its layout says into how many micro-batches a step is cut, over how many processes.
+    positions
+        Shape ``(n,)``, the dataset position of each of ``plan.ids``; the ids themselves by default.
+    rank
+        This process. Micro-batch m of a step belongs to process m % processes.
+
+    Raises
+    ------
+    InputError
+        While iterating, where a step holds fewer samples than it has micro-batches.
+
+    Notes
+    -----
+    A pass is :attr:`Plan.steps_per_epoch` steps, and the next pass goes on behind it: no ``set_epoch`` is needed. A
+    pass that was left half read is begun again. Where the plan does not cut a step itself, its samples are dealt out in
+    their order, in parts whose sizes differ by one at most.
+
+    Examples
+    --------
+    >>> from sdo import Uniform
+    >>> from sdo.plan import Layout
+    >>> sampler = Uniform(6, seed=1).plan(batch_size=4, layout=Layout(accumulation=2)).sampler()
+    >>> len(sampler), [len(micro_batch) for micro_batch in sampler]
+    (4, [2, 2, 2, 2])
+    """
+
+    def __init__(self, plan: Plan, positions: NDArray[np.int64] | None = None, *, rank: int = 0) -> None:
+        if not 0 <= rank < plan.layout.processes:
+            raise InputError(f"rank is {rank}; expected 0 to {plan.layout.processes - 1}, the processes of the plan")
+        self.plan = plan
+        self._positions = positions
+        self._rank = rank
+        self._next = (0, 0)  # step and turn from which the next iterator goes on
+        self._at = (0, 0)  # those of the latest one
+
+    def __len__(self) -> int:
+        return self.plan.steps_per_epoch * self.plan.layout.accumulation
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest iterator stands: ``step``, ``turn`` (micro-batches of it handed out) and ``plan``."""
+        return {"step": self._at[0], "turn": self._at[1], "plan": self.plan.describe()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator go on where another one stood; see :meth:`OrganizedSampler.load_state_dict`."""
+        _require_same(state, self.plan)
+        self._next = self._at = int(state["step"]), int(state["turn"])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        step, turn = self._at = self._next
+        layout, per_epoch = self.plan.layout, self.plan.steps_per_epoch
+        stop = (step // per_epoch + 1) * per_epoch
+        while step < stop:
+            every = micro_batches(self.plan.step(step), layout.micro_batches)
+            own = every[self._rank :: layout.processes]
+            for ids in own[turn:]:
+                turn += 1
+                self._at = (step, turn) if turn < len(own) else (step + 1, 0)
+                yield _rows(self.plan, self._positions, ids).tolist()
+            step, turn = step + 1, 0
+        self._next = self._at = (stop, 0)
+
+
+def micro_batches(step: StepPlan, count: int) -> list[NDArray[np.int64]]:
+    """Return the sample ids of each micro-batch of a step: as it cuts itself, else in even parts.
+
+    Parameters
+    ----------
+    step
+        What it holds.
+    count
+        Micro-batches of a step over all processes, M.
+
+    Raises
+    ------
+    InputError
+        If one of them would be empty.
+    """
+    if step.micro_batch is None:
+        parts = np.array_split(step.sample_ids, count)
+    else:
+        parts = [step.sample_ids[step.micro_batch == m] for m in range(count)]
+    if min(map(len, parts)) == 0:
+        raise InputError(
+            f"a step of {len(step)} samples cannot fill {count} micro-batches; expected one sample in each"
+        )
+    return parts
+
+
+def _rows(plan: Plan, positions: NDArray[np.int64] | None, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    return ids if positions is None else positions[plan.positions(ids)]
+
+
+def _require_same(state: Mapping[str, Any], plan: Plan) -> None:
+    difference = describe_difference(state.get("plan"), plan.describe())
+    if difference is not None:
+        raise InputError(
+            f"the state of the sampler is that of another plan: {difference}; expected the same, since the "
+            "batches would differ"
+        )
 
 
 def process_share(batch: NDArray[np.int64], micro_batch: int, processes: Processes) -> NDArray[np.int64]:

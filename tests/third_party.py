@@ -47,3 +47,39 @@ class BlocksOptions:
 BLOCKS = OrganizerSpec(
     "blocks", lambda inputs, **options: Blocks(inputs.embeddings, **options), BlocksOptions, frozenset({"embeddings"})
 )
+
+
+class Growing:
+    """An organizer of steps of 1, 2, 3, … samples in the order of their ids; the first of each is there twice."""
+
+    name, embeddings, n_samples = "growing", None, 10
+
+    def __init__(self, seed=0):
+        self.options = {"seed": seed}
+
+    def with_seed(self, seed):
+        return Growing(seed)
+
+    def plan(self, batch_size, rows=None, *, layout=Layout()):
+        return GrowingPlan(self, batch_size, rows, layout=layout)
+
+
+class GrowingPlan(Plan):
+    version = 3
+    ragged = True
+
+    def make_epoch(self, epoch, first_step, exposure):
+        ids, weight, offsets = [], [], [0]
+        for size, start in ((1, 0), (2, 1), (3, 3), (4, 6)):
+            own = np.roll(self.ids, self.organizer.options["seed"])[start : start + size].tolist()
+            ids += [own[0], *own]
+            weight += [0.0] + [1.0] * size
+            offsets.append(len(ids))
+        steps = Steps(
+            np.array(ids),
+            np.array(offsets),
+            micro_batch=np.zeros(len(ids), dtype=np.int32),
+            weight=np.array(weight),
+            group=np.arange(len(ids), dtype=np.int32),
+        )
+        return EpochPlan(epoch, first_step, steps, self.ids, exposure + 1, {"largest": 4})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sdo import SDO, Embeddings, InputError, Uniform
 from sdo.plan import EpochPlan, Layout, Plan, Steps
+from tests.third_party import Growing, GrowingPlan
 
 MATRIX = np.random.default_rng(0).standard_normal((23, 5))
 
@@ -193,42 +194,6 @@ def test_plans_are_those_of_the_first_version_bit_for_bit(name):
     assert digest(plan.batches(0, 400)) == stored[name]["steps_0_to_399"]
     assert [plan.epoch(e).first_step for e in range(5)] == stored[name]["first_step_of_epochs"]
     assert digest(plan.redraw(7).batches(0, 400)) == stored[name]["redrawn_from_7"]
-
-
-class Growing:
-    """An organizer of steps of 1, 2, 3, … samples in the order of their ids; the first of each is there twice."""
-
-    name, embeddings, n_samples = "growing", None, 10
-
-    def __init__(self, seed=0):
-        self.options = {"seed": seed}
-
-    def with_seed(self, seed):
-        return Growing(seed)
-
-    def plan(self, batch_size, rows=None, *, layout=Layout()):
-        return GrowingPlan(self, batch_size, rows, layout=layout)
-
-
-class GrowingPlan(Plan):
-    version = 3
-    ragged = True
-
-    def make_epoch(self, epoch, first_step, exposure):
-        ids, weight, offsets = [], [], [0]
-        for size, start in ((1, 0), (2, 1), (3, 3), (4, 6)):
-            own = np.roll(self.ids, self.organizer.options["seed"])[start : start + size].tolist()
-            ids += [own[0], *own]
-            weight += [0.0] + [1.0] * size
-            offsets.append(len(ids))
-        steps = Steps(
-            np.array(ids),
-            np.array(offsets),
-            micro_batch=np.zeros(len(ids), dtype=np.int32),
-            weight=np.array(weight),
-            group=np.arange(len(ids), dtype=np.int32),
-        )
-        return EpochPlan(epoch, first_step, steps, self.ids, exposure + 1, {"largest": 4})
 
 
 def test_steps_that_differ_in_size_are_read_by_step_and_flat():

@@ -1,5 +1,8 @@
 import doctest
 import importlib
+import json
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -11,7 +14,9 @@ pytest.importorskip("torch")
 
 from torch.utils.data import RandomSampler, Sampler
 
-from sdo import SDO, OrganizedSampler, Uniform
+from sdo import SDO, InputError, Layout, OrganizedSampler, Uniform
+from sdo.sampler import OrganizedBatchSampler
+from tests.third_party import Growing
 
 
 def matrix(n, seed=0):
@@ -106,5 +111,110 @@ def test_examples_in_docstrings(name):
     module = importlib.import_module(name)
     result = doctest.testmod(module, raise_on_error=False)
     assert result.failed == 0
-    # sdo.plan has none today; the others must not lose theirs.
-    assert result.attempted > 0 or name == "sdo.plan"
+    assert result.attempted > 0
+
+
+# ---------------------------------------------------------------------- a loop of one's own
+
+
+@given(st.integers(4, 30), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 99))
+def test_micro_batches_of_all_processes_make_up_each_step(n, processes, accumulation, micro, seed):
+    layout = Layout(processes=processes, accumulation=accumulation)
+    size = layout.micro_batches * micro
+    n = max(n, size)
+    plan = Uniform(n, seed=seed).plan(size, layout=layout)
+    samplers = [plan.sampler(rank=rank) for rank in range(processes)]
+    for number in range(2):  # passes follow each other without set_epoch
+        passes = [list(sampler) for sampler in samplers]
+        assert [len(one) for one in passes] == [len(sampler) for sampler in samplers]
+        for step in range(plan.steps_per_epoch):
+            turns = [passes[r][step * accumulation + a] for a in range(accumulation) for r in range(processes)]
+            assert [len(turn) for turn in turns] == [micro] * layout.micro_batches
+            assert [i for turn in turns for i in turn] == plan.batch(number * plan.steps_per_epoch + step).tolist()
+
+
+def test_a_plan_cuts_its_steps_itself_and_positions_name_rows():
+    plan = Growing().plan(2, layout=Layout(accumulation=1))
+    taken = list(OrganizedBatchSampler(plan, np.arange(10) + 100))
+    assert taken == [[100, 100], [101, 101, 102], [103, 103, 104, 105], [106, 106, 107, 108, 109]]
+    plan = Growing().plan(2, layout=Layout(accumulation=2))
+    with pytest.raises(InputError, match="a step of 2 samples cannot fill 2 micro-batches"):
+        list(plan.sampler())
+    with pytest.raises(InputError, match=r"step 0 of organizer 'growing' has micro-batches or weights of its own"):
+        list(OrganizedSampler(plan))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 15, 16])
+def test_a_saved_state_goes_on_where_it_stood(taken):
+    def sampler(seed=3):
+        return SDO(matrix(30), k=2, seed=seed).plan(4, layout=Layout(accumulation=2)).sampler()
+
+    first = sampler()
+    whole = list(first) + list(first)
+    again = sampler()
+    iterator = iter(again)
+    before = [next(iterator) for _ in range(taken)]
+    state = json.loads(json.dumps(again.state_dict()))
+    resumed = sampler()
+    resumed.load_state_dict(state)
+    assert before + list(resumed) == whole[: 16 if taken < 16 else 32]
+    assert list(again) == whole[:16]  # left half read, begun again
+    with pytest.raises(InputError, match="the state of the sampler is that of another plan: seed = 3 then and 4 now"):
+        sampler(seed=4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7, 32])
+def test_a_saved_state_of_positions_goes_on_where_it_stood(taken):
+    def sampler():
+        return OrganizedSampler(SDO(matrix(30), k=2, seed=3).plan(4))
+
+    whole = slices(sampler(), 2)[1]
+    first = sampler()
+    first.set_epoch(1)
+    iterator = iter(first)
+    before = [next(iterator) for _ in range(taken)]
+    resumed = sampler()
+    resumed.load_state_dict(first.state_dict())
+    resumed.set_epoch(1)  # as loops do at the start of each epoch
+    assert before + list(resumed) == whole
+    assert list(resumed) == whole
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata 0.11 calls it, torch 2.13 minds
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_stateful_data_loader_resumes(workers, batches):
+    """torchdata's loader asks for the state of what it gave, not of what its workers drew ahead."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader():
+        plan = SDO(matrix(30), k=2, seed=3).plan(4, layout=Layout(accumulation=2))
+        drawn = {"batch_sampler": plan.sampler()} if batches else {"sampler": OrganizedSampler(plan), "batch_size": 2}
+        return stateful.StatefulDataLoader(list(range(30)), num_workers=workers, **drawn)
+
+    whole = [batch.tolist() for batch in loader()]
+    first = loader()
+    iterator = iter(first)
+    before = [next(iterator).tolist() for _ in range(5)]
+    resumed = loader()
+    resumed.load_state_dict(first.state_dict())
+    assert before + [batch.tolist() for batch in resumed] == whole
+
+
+def test_ranks_beyond_the_layout_are_refused():
+    plan = Uniform(8).plan(4, layout=Layout(processes=2))
+    for rank in (-1, 2):
+        with pytest.raises(InputError, match=f"rank is {rank}; expected 0 to 1"):
+            plan.sampler(rank=rank)
+
+
+def test_samplers_need_torch_alone():
+    code = (
+        "import sys\n"
+        "for name in ('transformers', 'trl', 'accelerate', 'datasets'): sys.modules[name] = None\n"
+        "from sdo import OrganizedSampler, Uniform\n"
+        "plan = Uniform(4, seed=1).plan(2)\n"
+        "print(sorted(OrganizedSampler(plan)), sorted(i for batch in plan.sampler() for i in batch))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[0, 1, 2, 3] [0, 1, 2, 3]"
