@@ -19,6 +19,7 @@ from analysis.coherence import (
     step_coherence_blocks,
     step_summary,
 )
+from analysis.coherence_study import SignalCoherence, run_coherence
 from analysis.drawing import save
 from analysis.estimates import Estimate, Spread, describe
 from analysis.exposure import Exposure, exposure_entry, gini, plan_exposure, run_exposure
@@ -72,6 +73,7 @@ __all__ = [
     "RunLocality",
     "SamplePairs",
     "SeedComparison",
+    "SignalCoherence",
     "SignalLocality",
     "Slope",
     "Spread",
@@ -115,6 +117,7 @@ __all__ = [
     "ranked_clusters",
     "read_labels",
     "read_predictions",
+    "run_coherence",
     "run_exposure",
     "run_locality",
     "save",

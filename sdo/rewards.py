@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import re
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from sdo.errors import InputError, error_line
+from sdo.errors import InputError
+from sdo.imports import imported
 
 Reward = Callable[..., list[float | None]]
 
@@ -187,43 +184,11 @@ def load_reward(name: str, answer_column: str) -> Reward:
     """
     if name in READY:
         return READY[name](answer_column)
-    module, _, function = name.partition(":")
-    named = all(module.split(".")) and len(module.split()) == 1  # a file's name need not be an identifier
-    if not named or not function.isidentifier():
-        raise InputError(f"reward is {name!r}; expected {', '.join(READY)} or module:function")
-    if os.getcwd() not in sys.path:  # a command's own folder comes first there, and not the user's
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except Exception as error:  # the module's own code runs, and may raise anything
-        raise InputError(f"reward {name}: {_why_not_imported(module, error)}") from error
+    found = imported(name, "reward", expected=f"{', '.join(READY)} or module:function")
     if not callable(found):
-        raise InputError(f"reward {name}: module {module} has no function {function}")
+        raise InputError(f"reward {name} is {type(found).__name__}; expected a function")
     reward: Reward = found
     return reward
-
-
-def _why_not_imported(module: str, error: Exception) -> str:
-    """What is wrong with a module, where, and how to mend it; one that is missing itself is told from one it lacks."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is not None and f"{module}.".startswith(f"{missing}."):
-        return (
-            f"there is no module {missing!r}; expected one that can be imported from here; "
-            f"mend: start in the folder that holds {missing.replace('.', '/')}.py, or install its package"
-        )
-    place = f"module {module}"
-    ours = (__file__, importlib.__file__)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
-    frames = [frame for frame in frames if not frame.filename.startswith("<frozen")]
-    if frames:  # else nothing of the module ran
-        place = f"{frames[-1].filename}, line {frames[-1].lineno}"
-    if missing is not None:
-        return f"{place}: there is no module {missing!r}, which {module} needs; mend: install it, or correct its name"
-    if isinstance(error, SyntaxError):
-        place = place if error.filename is None else f"{error.filename}, line {error.lineno}"
-        return f"{place}: {error.msg}; expected Python; mend: correct it there"
-    line = error_line(error, named=True)
-    return f"{place}: {line}; expected a module that is imported without an error; mend: correct it there"
 
 
 def check_answers(answers: Sequence[Any], answer_column: str = "answer") -> None:

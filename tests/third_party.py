@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from analysis.report import Absent, Cell, Finding, Section, SectionSpec, Table
 from sdo import EpochPlan, InputError, Layout, OrganizerSpec, Plan, Steps
 
 
@@ -83,3 +84,33 @@ class GrowingPlan(Plan):
             group=np.arange(len(ids), dtype=np.int32),
         )
         return EpochPlan(epoch, first_step, steps, self.ids, exposure + 1, {"largest": 4})
+
+
+def longest_steps(material):
+    """The longest step of each run.
+
+    The first line is the heading where the function itself is given.
+    """
+    if not material.runs:
+        return Absent("No run folder was given.")
+    found = {}
+    for name, run in material.runs.items():
+        found[name] = material.once(("longest", name), lambda run=run: max(run.steps().column("seconds").to_pylist()))
+    rows = tuple((Cell(name), Cell(f"{seconds:.2f}")) for name, seconds in found.items())
+    return Section(
+        words=("Seconds <of> the longest step.",),
+        tables=(Table(("run", "seconds"), rows),),
+        findings=(Finding("plain", "No step took longer than shown below."),),
+        data={"seconds": found},
+    )
+
+
+LONGEST = SectionSpec("longest", "Longest steps", longest_steps)
+
+
+def broken(material):
+    raise RuntimeError("no\nink")
+
+
+def not_a_section(material):
+    return "some words"

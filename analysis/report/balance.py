@@ -10,7 +10,7 @@ from analysis.balance_results import Balance, Difference, Interval
 from analysis.balance_summary import BalanceSummary
 from analysis.balance_words import CAVEAT, NAMES, WORDS
 from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number, signed
-from analysis.report.sections import Material
+from analysis.report.material import ReportMaterial
 from analysis.report.settings import not_drawn
 
 _WEAKEST = 5
@@ -22,7 +22,7 @@ _ABSENT = Absent(
 )
 
 
-def balance_section(material: Material) -> Section | Absent:
+def balance_section(material: ReportMaterial) -> Section | Absent:
     """Metrics of each run beside what equal clusters would give, and comparisons with the baseline."""
     summary = material.balance
     if summary is None:
@@ -40,7 +40,7 @@ def balance_section(material: Material) -> Section | Absent:
     )
 
 
-def weakest_section(material: Material) -> Section | Absent:
+def weakest_section(material: ReportMaterial) -> Section | Absent:
     """The clusters that are surest to be weak in the last run, with what they are about."""
     summary = material.balance
     if summary is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,30 +12,32 @@ from typing import Any
 
 from analysis.balance_summary import BalanceSummary
 from analysis.report.balance import balance_section, weakest_section
-from analysis.report.content import Absent, Failed, Finding, Part, Section
+from analysis.report.content import Absent, Failed, Finding, Part, Section, SectionSpec
 from analysis.report.locality import exposure_section, locality_section
+from analysis.report.material import ReportMaterial
 from analysis.report.page import render, state
 from analysis.report.provenance import provenance_section, reproduce_section
-from analysis.report.sections import Material, coherence_section, training_section
+from analysis.report.sections import coherence_section, training_section
 from analysis.report.seeds import seeds_section
 from analysis.report.verdict import alerts, verdict
 from analysis.runs import Run
+from sdo.errors import InputError
 from sdo.files import write_atomically
 
 FORMAT = "sdo-report"
 FORMAT_VERSION = 1
 _PAGE_BYTES = 950_000  # pictures share what words and tables leave, and are a third more as base64
 _LEAST_SCALE = 0.4  # smaller, nothing could be read
-_SECTIONS: tuple[tuple[str, str, Callable[[Material], Section | Absent]], ...] = (
-    ("balance", "Balance over clusters", balance_section),
-    ("seeds", "Several seeds", seeds_section),
-    ("training", "How training went", training_section),
-    ("coherence", "Coherence", coherence_section),
-    ("locality", "Locality", locality_section),
-    ("exposure", "Exposure", exposure_section),
-    ("weakest", "Weakest clusters", weakest_section),
-    ("provenance", "Provenance", provenance_section),
-    ("reproduce", "How to reproduce", reproduce_section),
+SECTIONS: tuple[SectionSpec, ...] = (
+    SectionSpec("balance", "Balance over clusters", balance_section),
+    SectionSpec("seeds", "Several seeds", seeds_section),
+    SectionSpec("training", "How training went", training_section),
+    SectionSpec("coherence", "Coherence", coherence_section),
+    SectionSpec("locality", "Locality", locality_section),
+    SectionSpec("exposure", "Exposure", exposure_section),
+    SectionSpec("weakest", "Weakest clusters", weakest_section),
+    SectionSpec("provenance", "Provenance", provenance_section),
+    SectionSpec("reproduce", "How to reproduce", reproduce_section),
 )
 
 
@@ -83,6 +86,7 @@ def build_report(
     redraws: int = 199,
     title: str = "SDO report",
     command: Sequence[str] = (),
+    sections: Sequence[SectionSpec] = SECTIONS,
 ) -> Report:
     """Make a report of run folders and predictions.
 
@@ -100,14 +104,22 @@ def build_report(
         The heading.
     command
         The words of the command, for "how to reproduce".
+    sections
+        What it is made of, in this order: ours, or some of them, and your own.
+
+    Raises
+    ------
+    InputError
+        If two sections have one key, or a key cannot stand in a link.
 
     Returns
     -------
     Report
         Under a megabyte, as far as its words allow, readable without scripts and without a network.
     """
-    material = Material(dict(runs), tuple(command), balance, embeddings, redraws)
-    parts = {key: _part(key, name, compute, material) for key, name, compute in _SECTIONS}
+    material = ReportMaterial(dict(runs), tuple(command), balance, embeddings, redraws)
+    _check_keys(sections)
+    parts = {spec.key: _part(spec, material) for spec in sections}
     findings, warnings = _first(material, parts)
     made = datetime.now(UTC).isoformat(timespec="minutes")
     subtitle = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; made {made}"
@@ -157,14 +169,30 @@ def _without_pictures(part: Part) -> Part:
     return replace(part, content=replace(part.content, pictures=())) if isinstance(part.content, Section) else part
 
 
-def _part(key: str, title: str, compute: Callable[[Material], Section | Absent], material: Material) -> Part:
+def _check_keys(sections: Sequence[SectionSpec]) -> None:
+    seen: set[str] = set()
+    for spec in sections:
+        if not isinstance(spec, SectionSpec):
+            raise InputError(f"a section of the report is {type(spec).__name__}; expected a SectionSpec")
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", spec.key):
+            raise InputError(f"the key of a section is {spec.key!r}; expected letters, digits, - and _")
+        if spec.key in seen:
+            raise InputError(f"two sections have the key {spec.key!r}; expected each once")
+        seen.add(spec.key)
+
+
+def _part(spec: SectionSpec, material: ReportMaterial) -> Part:
     try:
-        return Part(key, title, compute(material))
+        content: object = spec.compute(material)
+        if not isinstance(content, Section | Absent):
+            raise TypeError(f"it gave {type(content).__name__}; expected a Section, or Absent where there is nothing")
+        json.dumps(content.data if isinstance(content, Section) else {}, allow_nan=False)
     except Exception as error:  # whatever it was, the other sections are still worth having
-        return Part(key, title, Failed(f"{type(error).__name__}: {_words(error)}"))
+        return Part(spec.key, spec.title, Failed(f"{type(error).__name__}: {_words(error)}"))
+    return Part(spec.key, spec.title, content)
 
 
-def _first(material: Material, parts: Mapping[str, Part]) -> tuple[list[Finding], list[str]]:
+def _first(material: ReportMaterial, parts: Mapping[str, Part]) -> tuple[list[Finding], list[str]]:
     """Return verdict and alerts; they read the run folders too, so a broken one must not take the page with it."""
     try:
         findings = verdict(material, parts)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from PIL import Image
 
 from analysis.drawing import write_png
 from analysis.estimates import Estimate
+
+if TYPE_CHECKING:
+    from analysis.report.material import ReportMaterial
 
 DASH = "–"
 
@@ -134,6 +137,26 @@ class Absent:
     """A section that has nothing to show, and what it would need."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class SectionSpec:
+    """A section that a report can have.
+
+    Parameters
+    ----------
+    key
+        Its name in the JSON file and in the page's links: letters, digits, ``-`` and ``_``.
+    title
+        Its heading.
+    compute
+        Takes the :class:`~analysis.report.ReportMaterial` and returns :class:`Section`, or :class:`Absent` where it has
+        nothing to show. What it raises is shown in the section's place.
+    """
+
+    key: str
+    title: str
+    compute: Callable[[ReportMaterial], Section | Absent]
 
 
 @dataclass(frozen=True)

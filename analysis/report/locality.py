@@ -12,7 +12,7 @@ from analysis.locality_plots import signal_clouds
 from analysis.locality_study import RunLocality, locality_entry, run_locality
 from analysis.redraw_tests import Association, worker_count
 from analysis.report.content import DASH, Absent, Cell, Picture, Section, Table, number, some
-from analysis.report.sections import Material
+from analysis.report.material import ReportMaterial
 from analysis.report.settings import drawn_runs, not_drawn
 from analysis.sample_pairs import Slope
 from sdo.errors import InputError
@@ -21,7 +21,7 @@ _CLOUDS = 4  # pictures, a run and signal each; more would not fit a page that c
 _POOLS = 6  # epochs whose pool size is shown
 
 
-def locality_section(material: Material) -> Section | Absent:
+def locality_section(material: ReportMaterial) -> Section | Absent:
     """Whether batches, and steps, that are closer in embedding have gradients that agree more."""
     if not material.runs:
         return Absent("No run folder was given.")
@@ -62,7 +62,7 @@ def locality_section(material: Material) -> Section | Absent:
     return Section(tuple(words), (table,), tuple(_clouds(found, material)), more=_WORDS, data={"runs": data})
 
 
-def _clouds(found: dict[str, RunLocality], material: Material) -> list[Picture]:
+def _clouds(found: dict[str, RunLocality], material: ReportMaterial) -> list[Picture]:
     having = [name for name, one in found.items() if any(of.clouds for of in one.signals.values())]
     signals = {signal for name in having for signal, of in found[name].signals.items() if of.clouds}
     drawn = drawn_runs(having, material.runs, max(1, _CLOUDS // max(1, len(signals))))
@@ -79,7 +79,7 @@ def _clouds(found: dict[str, RunLocality], material: Material) -> list[Picture]:
     return pictures
 
 
-def exposure_section(material: Material) -> Section | Absent:
+def exposure_section(material: ReportMaterial) -> Section | Absent:
     """How often samples were seen."""
     if not material.runs:
         return Absent("No run folder was given.")

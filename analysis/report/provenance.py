@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.balance_summary import BalanceSummary
 from analysis.report.content import DASH, Absent, Cell, Section, Table
-from analysis.report.sections import Material
+from analysis.report.material import ReportMaterial
 from analysis.report.settings import recorded_digest
 from analysis.runs import Run
 
@@ -16,7 +16,7 @@ _VERSIONS = ("sdo-toolkit", "torch", "transformers", "trl", "numpy", "python")
 _SHOWN = 16  # digits of a fingerprint
 
 
-def provenance_section(material: Material) -> Section | Absent:
+def provenance_section(material: ReportMaterial) -> Section | Absent:
     """Where the numbers come from: options, seeds, versions, fingerprints of runs; files, rows, clusters of answers."""
     tables = []
     data: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def _embeddings(described: Mapping[str, Any], name: str) -> dict[str, str]:
     }
 
 
-def reproduce_section(material: Material) -> Section:
+def reproduce_section(material: ReportMaterial) -> Section:
     """How to make the report again."""
     words = []
     if material.command:

@@ -1,34 +1,27 @@
-"""The sections about runs: how training went, and coherence; and what all sections share."""
+"""The sections about runs: how training went, and coherence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from analysis.balance_summary import BalanceSummary
-from analysis.coherence import step_coherence_blocks, step_summary
+from analysis.coherence_study import run_coherence
 from analysis.drawing import MANY_RUNS
-from analysis.overview import batch_coherence_overview, run_overview, sketch_check, step_coherence_overview
 from analysis.plots import batch_coherence_series, coherence_heat_maps
 from analysis.recorded import generates, score_meaning
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
+from analysis.report.material import ReportMaterial
 from analysis.report.settings import drawn_runs, kinds_of_run, not_drawn
 from analysis.runs import Run
 from analysis.training import (
-    Evaluation,
     Training,
     evaluation_curves,
-    evaluations,
     loss_curves,
     loss_label,
     reward_curves,
-    rewards,
-    training,
 )
 
 _NO_REWARD = "no step has a reward"
@@ -38,75 +31,10 @@ _CELLS, _FEW = 256, 2  # cells a side of them, up to so many
 _SHARED_CELLS = 235**2  # cells of all of them together where there are more
 
 
-@dataclass
-class Material:
-    """What a report is made from; sections share what is costly.
-
-    Parameters
-    ----------
-    runs
-        Name to run folder, in the order in which they are shown.
-    command
-        The words of the command that made the report, if any.
-    balance
-        Balance of predictions; None where there are none.
-    embeddings
-        Where the runs' embeddings are, if no longer where run.json says.
-    redraws
-        How often each run's plan is drawn anew for the tests of locality.
-    """
-
-    runs: Mapping[str, Run]
-    command: Sequence[str] = ()
-    balance: BalanceSummary | None = None
-    embeddings: Path | None = None
-    redraws: int = 199
-    _overviews: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _trainings: dict[str, Training] = field(default_factory=dict)
-    _evaluations: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
-    _rewards: dict[str, dict[str, Evaluation]] = field(default_factory=dict)
-
-    def overview(self, name: str) -> dict[str, Any]:
-        """Return a run's figures as `run_overview` has them."""
-        if name not in self._overviews:
-            self._overviews[name] = run_overview(self.runs[name])
-        return self._overviews[name]
-
-    def training(self, name: str) -> Training:
-        """Return how a run's training went."""
-        if name not in self._trainings:
-            self._trainings[name] = training(self.runs[name])
-        return self._trainings[name]
-
-    def evaluations(self, name: str) -> dict[str, Evaluation]:
-        """Return a run's evaluations by measure."""
-        if name not in self._evaluations:
-            self._evaluations[name] = evaluations(self.runs[name])
-        return self._evaluations[name]
-
-    def rewards(self, name: str) -> dict[str, Evaluation]:
-        """Return a run's rewards in training by name."""
-        if name not in self._rewards:
-            self._rewards[name] = rewards(self.runs[name])
-        return self._rewards[name]
-
-    def score_meaning(self, measure: str) -> str | None:
-        """Return what a measure is in the words of run.json; None where the runs that have it do not say the same."""
-        having = [name for name in self.runs if measure in self.evaluations(name)]
-        said = {score_meaning(self.runs[name], measure) for name in having}
-        return said.pop() if len(said) == 1 else None
-
-    @property
-    def signals(self) -> list[str]:
-        """Signals of which all runs hold gradients, in the first run's order."""
-        runs = list(self.runs.values())
-        return [signal for signal in runs[0].signals if all(one.holds(signal) for one in runs)] if runs else []
-
-
 # ---------------------------------------------------------------------- how training went
 
 
-def training_section(material: Material) -> Section | Absent:
+def training_section(material: ReportMaterial) -> Section | Absent:
     """Loss, held-out scores, and the data that each run had seen."""
     if not material.runs:
         return Absent("No run folder was given: sdo report RUN… shows how training went.")
@@ -208,7 +136,7 @@ def _different_losses(went: Mapping[str, Training]) -> str:
     return f"The runs' training losses are different things and cannot be compared: {named}."
 
 
-def _reward(material: Material, reward: str) -> tuple[Table, Picture, dict[str, Any]]:
+def _reward(material: ReportMaterial, reward: str) -> tuple[Table, Picture, dict[str, Any]]:
     """Show a reward of the completions that were trained on: over the first and the last tenth of the steps."""
     every = {name: material.rewards(name) for name in material.runs}
     held = {name: rewards[reward] for name, rewards in every.items() if reward in rewards}
@@ -229,7 +157,7 @@ def _reward(material: Material, reward: str) -> tuple[Table, Picture, dict[str, 
     return Table(head, tuple(rows), f"{reward} in training", notes=notes), picture, data
 
 
-def _evaluation(material: Material, measure: str) -> tuple[Table, Picture, dict[str, Any]]:
+def _evaluation(material: ReportMaterial, measure: str) -> tuple[Table, Picture, dict[str, Any]]:
     every = {name: material.evaluations(name) for name in material.runs}
     held = {name: measures[measure] for name, measures in every.items() if measure in measures}
     rows, data = [], {}
@@ -267,7 +195,7 @@ def _evaluation(material: Material, measure: str) -> tuple[Table, Picture, dict[
 # ---------------------------------------------------------------------- coherence
 
 
-def coherence_section(material: Material) -> Section | Absent:
+def coherence_section(material: ReportMaterial) -> Section | Absent:
     """Step and batch coherence of every signal that all runs recorded."""
     if not material.runs:
         return Absent("No run folder was given: coherence is computed from recorded gradients.")
@@ -284,21 +212,18 @@ def coherence_section(material: Material) -> Section | Absent:
     return Section(tuple(words), tuple(tables), tuple(pictures), more=_COHERENCE_WORDS, data={"signals": data})
 
 
-def _coherence_of(material: Material, signal: str) -> tuple[Table, list[Picture], dict[str, Any], str]:
+def _coherence_of(material: ReportMaterial, signal: str) -> tuple[Table, list[Picture], dict[str, Any], str]:
     rows, matrices, steps, series, data = [], {}, {}, {}, {}
     drawn = drawn_runs(list(material.runs), material.runs, _HEAT_MAPS)
     cells = _CELLS if len(drawn) <= _FEW else math.isqrt(_SHARED_CELLS // len(drawn))
     for name, run in material.runs.items():
-        gradients = run.gradients(signal, "step")
-        between = step_coherence_overview(step_summary(gradients))
-        if name in drawn:
-            matrices[name] = step_coherence_blocks(gradients.sketch, gradients.defined, size=cells)
-            steps[name] = gradients.step
-        within, one = batch_coherence_overview(run, signal)
-        if one.defined.any():
-            series[f"{name}, {within['between']}"] = one
-        check = sketch_check(run, signal)
-        data[name] = {"step_coherence": between, "batch_coherence": within, **check}
+        found = run_coherence(run, [signal], cells=cells if name in drawn else 0)[signal]
+        if found.between_steps.blocks is not None:
+            matrices[name], steps[name] = found.between_steps.blocks, found.between_steps.step
+        if found.within_steps.series.defined.any():
+            series[f"{name}, {found.within_steps.between}"] = found.within_steps.series
+        data[name] = found.to_dict()
+        between, within, check = data[name]["step_coherence"], data[name]["batch_coherence"], data[name]
         rows.append(
             (
                 Cell(name),

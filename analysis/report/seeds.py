@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.exposure_plots import seed_differences
 from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number, signed, some
-from analysis.report.sections import Material
+from analysis.report.material import ReportMaterial
 from analysis.report.settings import kinds_of_run
 from analysis.seeds import FEW_PAIRS, PairedComparison, Pairing, SeedComparison, compare_seeds, pair_runs
 from sdo.errors import InputError
@@ -17,7 +17,7 @@ _LEVEL = 0.05
 _LOWER, _HIGHER = ("loss",), ("correct", "accuracy", "reward", "margin")
 
 
-def seeds_section(material: Material) -> Section | Absent:
+def seeds_section(material: ReportMaterial) -> Section | Absent:
     """Paired comparisons of each kind of run with the first kind, at each checkpoint."""
     kinds = kinds_of_run(material.runs)
     several = {kind: runs for kind, runs in kinds.items() if len(runs) > 1}

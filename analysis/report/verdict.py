@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analysis.report.content import Failed, Finding, Part, Section, join, some
-from analysis.report.sections import Material
+from analysis.report.material import ReportMaterial
 from analysis.report.settings import kinds_of_run, setting_alerts
 
 _RMSE = 0.02
@@ -14,7 +14,7 @@ _CLIPPED = 0.5
 _DISTINCT = 0.95
 
 
-def verdict(material: Material, parts: Mapping[str, Part]) -> list[Finding]:
+def verdict(material: ReportMaterial, parts: Mapping[str, Part]) -> list[Finding]:
     """Return the sentences that stand first.
 
     Parameters
@@ -48,7 +48,7 @@ def verdict(material: Material, parts: Mapping[str, Part]) -> list[Finding]:
     return findings
 
 
-def alerts(material: Material, parts: Mapping[str, Part]) -> list[str]:
+def alerts(material: ReportMaterial, parts: Mapping[str, Part]) -> list[str]:
     """Return what a reader must know before believing a number.
 
     Parameters
@@ -65,7 +65,7 @@ def alerts(material: Material, parts: Mapping[str, Part]) -> list[str]:
     return found
 
 
-def _status(material: Material) -> list[str]:
+def _status(material: ReportMaterial) -> list[str]:
     found = []
     for name, run in material.runs.items():
         status = run.info.get("status")
@@ -76,7 +76,7 @@ def _status(material: Material) -> list[str]:
     return found
 
 
-def _gradients(material: Material, parts: Mapping[str, Part]) -> list[str]:
+def _gradients(material: ReportMaterial, parts: Mapping[str, Part]) -> list[str]:
     content = parts["coherence"].content if "coherence" in parts else None
     if not isinstance(content, Section):
         return []
@@ -93,7 +93,7 @@ def _gradients(material: Material, parts: Mapping[str, Part]) -> list[str]:
     return found
 
 
-def _steps(material: Material) -> list[str]:
+def _steps(material: ReportMaterial) -> list[str]:
     slow: dict[str, list[str]] = {}
     clipping: dict[str, list[str]] = {}
     distinct: dict[int, list[str]] = {}

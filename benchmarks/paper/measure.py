@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Run, cluster_balance, run_exposure, run_locality, step_summary
-from analysis.overview import batch_coherence_overview, mean_within_batch_cosine, recorder_share
+from analysis import Run, cluster_balance, run_coherence, run_exposure, run_locality
+from analysis.overview import mean_within_batch_cosine, recorder_share
 from analysis.recorded import recorded_batches, sample_scores
 from analysis.training import training
 from benchmarks.paper.correctness import NAME as CORRECT
@@ -114,9 +114,10 @@ def _balance(correct: dict[int, float], groups: Sequence[str]) -> dict[str, Any]
 
 def _signal(run: Run, signal: str) -> dict[str, Any]:
     """Return step and batch coherence of one signal."""
-    summary = step_summary(run.gradients(signal, "step"))
+    found = run_coherence(run, [signal])[signal]
+    summary, coherence = found.between_steps.summary, found.within_steps.series
     names = ("mean", "lag_one", "sharing", "disjoint")
-    between, coherence = batch_coherence_overview(run, signal)
+    between = found.within_steps.to_dict()
     kept: dict[str, Any] = {"steps": summary.defined}
     kept["step_coherence"] = {name: getattr(summary, name).value for name in names}
     kept["batch_coherence"] = between.get("mean")

@@ -113,7 +113,7 @@ class _Report:
         print(f"\n{WORDS}\nwritten to {self.out}: coherence.json, {', '.join(self.parts.files)}")
 
     def _signal(self, signal: str, entries: dict[str, dict[str, Any]]) -> None:
-        from analysis.overview import batch_coherence_overview, sketch_check
+        from analysis.coherence_study import sketch_check, within_steps
 
         steps: dict[str, NDArray[np.int64]] = {}
         series: dict[str, BatchCoherence] = {}
@@ -122,14 +122,15 @@ class _Report:
             entry = sketch_check(one, signal)
             entries[name]["signals"][signal] = entry
 
-            def between_steps(one: Run = one, name: str = name, entry: dict[str, Any] = entry) -> None:
+            def step_part(one: Run = one, name: str = name, entry: dict[str, Any] = entry) -> None:
                 entry["step_coherence"], steps[name] = self._between_steps(one, signal, name)
 
-            def within_steps(one: Run = one, name: str = name, entry: dict[str, Any] = entry) -> None:
-                entry["batch_coherence"], series[name] = batch_coherence_overview(one, signal)
-                between[name] = entry["batch_coherence"]["between"] or "samples"
+            def batch_part(one: Run = one, name: str = name, entry: dict[str, Any] = entry) -> None:
+                found = within_steps(one, signal)
+                entry["batch_coherence"], series[name] = found.to_dict(), found.series
+                between[name] = found.between or "samples"
 
-            for part, compute in (("step_coherence", between_steps), ("batch_coherence", within_steps)):
+            for part, compute in (("step_coherence", step_part), ("batch_coherence", batch_part)):
                 self.parts.attempt(f"{part} of {signal} in run {name}", compute)
                 if part not in entry:
                     entry |= {part: None, f"{part}_reason": "it could not be computed"}
@@ -154,30 +155,24 @@ class _Report:
             )
 
     def _between_steps(self, one: Run, signal: str, name: str) -> tuple[dict[str, Any], NDArray[np.int64]]:
-        """Summarise, and write the matrix: at most one of them is in memory."""
+        """Compute, and write the matrix: at most one of them is in memory."""
         import numpy as np
 
-        from analysis import step_coherence, step_coherence_blocks, step_summary
-        from analysis.overview import step_coherence_overview
+        from analysis.coherence_study import between_steps
 
-        rows = one.gradients(signal, "step")
-        summary = step_summary(rows)
-        if len(rows) > MATRIX_STEPS:
-            blocks = step_coherence_blocks(rows.sketch, rows.defined, smooth=self.smooth)
-            matrix, self.blocks[signal, name] = blocks.cells.astype(np.float32), blocks
+        found = between_steps(one, signal, smooth=self.smooth, matrix_steps=MATRIX_STEPS)
+        matrix, block = found.matrix, 1
+        if found.blocks is not None:
+            self.blocks[signal, name] = found.blocks
+            matrix, block = found.blocks.cells.astype(np.float32), found.blocks.block
             print(
-                f"{name}, {signal}: {len(rows):,} steps; the matrix of all pairs would take "
-                f"{4 * len(rows) ** 2 / 2**30:.0f} GiB, so its means over blocks of {blocks.block} steps are written"
+                f"{name}, {signal}: {len(found.step):,} steps; the matrix of all pairs would take "
+                f"{4 * len(found.step) ** 2 / 2**30:.0f} GiB, so its means over blocks of {block} steps are written"
             )
-        else:
-            matrix = step_coherence(rows.sketch, rows.defined, smooth=self.smooth)
-
         matrix_file = self._matrix_file(signal, name)
-        write_atomically({matrix_file: array_writer(matrix)})
+        write_atomically({matrix_file: array_writer(np.asarray(matrix))})
         self.parts.files.append(matrix_file.name)
-        block = self.blocks[signal, name].block if (signal, name) in self.blocks else 1
-        entry = step_coherence_overview(summary)
-        return entry | {"matrix": matrix_file.name, "matrix_block": block}, rows.step
+        return found.to_dict() | {"matrix": matrix_file.name, "matrix_block": block}, found.step
 
     def _heat_maps(self, signal: str, steps: dict[str, NDArray[np.int64]]) -> None:
         import numpy as np

@@ -51,10 +51,10 @@ class Outcome:
     @classmethod
     def read(cls, run: Run, entry: dict[str, Any], families: Sequence[str]) -> Outcome:
         """Take the numbers from a run folder and from its part of ``coherence.json``."""
-        from analysis import batch_coherence
+        from analysis.coherence_study import within_steps
 
         batches = run.steps().column("sample_ids").to_pylist()
-        series = batch_coherence(run.iter_steps("hidden", "sample"))
+        series = within_steps(run, "hidden").series
         values = series.value[series.defined]
         quarter = max(1, len(values) // 4)
         return cls(

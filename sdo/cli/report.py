@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdo.cli.balance_options import add_options, check_options, read_material
 from sdo.cli.outputs import check_outputs, make_folder
 from sdo.cli.run_options import open_runs
 from sdo.errors import InputError
+from sdo.imports import imported
+
+if TYPE_CHECKING:
+    from analysis.report import SectionSpec
 
 _FOR_PREDICTIONS = (
     *("embeddings", "clusters", "labels", "baseline", "prompts", "column", "id_column", "split", "config"),
@@ -37,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     add("--run-embeddings", type=Path, metavar="E.npy", help="of the runs, if no longer where run.json says")
     add("--redraws", type=int, default=199, help="plans drawn anew for each test of locality (default: 199)")
     add("--overwrite", action="store_true", help="replace existing files")
+    add("--section", metavar="MODULE:NAME", action="append", default=[], help="a section of your own, at the end")
     add("--predictions", metavar="PREDICTIONS", nargs="+", default=[], help="for balance: one file or folder a run")
     add_options(parser)
     parser.set_defaults(run=run)
@@ -50,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     int
         0, or 1 when a section failed; it is named on standard error and shown as failed in the page.
     """
-    from analysis.report import build_report
+    from analysis.report import SECTIONS, build_report
 
     if not args.runs and not args.predictions:
         raise InputError("neither run folders nor --predictions came; mend: sdo report RUN --out report.html")
@@ -62,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     elif any(getattr(args, name) is not None for name in _FOR_PREDICTIONS):
         given = next(name for name in _FOR_PREDICTIONS if getattr(args, name) is not None)
         raise InputError(f"--{given.replace('_', '-')} came without --predictions, which it belongs to")
+    sections = [*SECTIONS, *map(_section, args.section)]
     runs = open_runs(args.runs)
     summary = read_material(args).summarise() if args.predictions else None
     make_folder(args.out.parent)
@@ -72,12 +78,27 @@ def run(args: argparse.Namespace) -> int:
         redraws=args.redraws,
         title=args.title,
         command=["sdo", *sys.argv[1:]],
+        sections=sections,
     )
     record = report.write(args.out)
     print(f"written: {args.out} ({args.out.stat().st_size / 1000:.0f} kB), {record}")
     for title in report.failed:
         print(f"sdo report: the section {title!r} failed; the page shows why", file=sys.stderr)
     return 1 if report.failed else 0
+
+
+def _section(place: str) -> SectionSpec:
+    """Return a user's section: a SectionSpec, or a function, whose first line of documentation is the heading."""
+    from analysis.report import SectionSpec
+
+    found = imported(place, "--section")
+    if isinstance(found, SectionSpec):
+        return found
+    if not callable(found):
+        raise InputError(f"--section {place} is {type(found).__name__}; expected a SectionSpec or a function")
+    name = place.partition(":")[2]
+    heading = (getattr(found, "__doc__", None) or name.replace("_", " ")).strip().splitlines()[0].rstrip(".")
+    return SectionSpec(name, heading, found)
 
 
 def _sources(args: argparse.Namespace) -> tuple[Path, ...]:

@@ -5,14 +5,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from analysis import Run, step_summary
+from analysis import Run
 from analysis.overview import (
-    batch_coherence_overview,
     mean_within_batch_cosine,
     recorder_share,
     run_overview,
-    sketch_check,
-    step_coherence_overview,
 )
 from sdo import Embeddings
 
@@ -71,42 +68,3 @@ def test_losses_name_their_steps_and_skip_what_is_not_finite(make_run):
     writer = make_run()
     writer.steps(0, 3, [[0]] * 4, losses=[None, 2.0, 1.0, None])
     assert run_overview(Run.open(writer.path))["loss"] == {"first_step": 1, "first": 2.0, "last_step": 2, "last": 1.0}
-
-
-def test_batch_coherence_is_of_samples_where_there_are_some(make_training, make_run):
-    entry, series = batch_coherence_overview(Run.open(make_training().path), "hidden")
-    assert (entry["between"], entry["steps"]) == ("samples", 60)
-    assert entry["mean"] == pytest.approx(series.value.mean())
-    assert entry["one_step_measures"]["gradient_diversity"]["count"] == 60
-
-    writer = make_run("micro")
-    rows = [{"step": 0, "kind": "micro_batch", "micro_batch": m, "sketch": np.eye(6)[m]} for m in range(2)]
-    writer.gradients("hidden", [{"step": 0, "kind": "step", "sketch": np.ones(6)}, *rows], 0, 0)
-    entry, _ = batch_coherence_overview(Run.open(writer.path), "hidden")
-    assert (entry["between"], entry["mean"]) == ("micro-batches", pytest.approx(0.0))
-
-
-def test_no_rows_within_a_step_leave_a_reason(make_run):
-    writer = make_run()
-    writer.gradients("hidden", [{"step": 0, "kind": "step", "sketch": np.ones(6)}], 0, 0)
-    entry, series = batch_coherence_overview(Run.open(writer.path), "hidden")
-    assert entry["mean"] is None
-    assert "no sample and no micro-batch" in entry["reason"]
-    assert len(series.step) == 0
-
-
-def test_step_coherence_says_what_is_undefined(make_run):
-    writer = make_run()
-    rows = [{"step": s, "kind": "step", "sample_ids": [s], "sketch": np.ones(6) * (s > 0)} for s in range(3)]
-    writer.gradients("hidden", rows, 0, 2)
-    entry = step_coherence_overview(step_summary(Run.open(writer.path).gradients("hidden")))
-    assert (entry["steps"], entry["defined"], entry["undefined"]) == (3, 2, 1)
-    assert entry["mean"] == pytest.approx(1.0)
-    assert entry["sharing"] is None
-    assert "no two steps have a sample in common" in entry["sharing_reason"]
-
-
-def test_a_run_without_a_sketch_check_says_so(make_training):
-    assert "compared no sketches" in sketch_check(Run.open(make_training().path), "hidden")["sketch_check_reason"]
-    checked = make_training("checked", sketch_check={"hidden": {"rmse": 0.0}})
-    assert sketch_check(Run.open(checked.path), "hidden") == {"sketch_check": {"rmse": 0.0}}

@@ -11,12 +11,12 @@ pytest.importorskip("trl")
 from trl import SFTConfig, SFTTrainer
 
 from analysis import Run, run_exposure, run_locality
-from analysis.report import build_report
+from analysis.report import SECTIONS, Section, SectionSpec, build_report
 from diagnostics import GradientRecorder, doctor
-from sdo import SDO, attach, register_organizer, registry
+from sdo import SDO, InputError, attach, register_organizer, registry
 from sdo.cli.main import main
 from sdo.tinymodel import build
-from tests.third_party import BLOCKS, Blocks
+from tests.third_party import BLOCKS, LONGEST, Blocks, broken, not_a_section
 
 N, STEPS = 20, 104
 TEXTS = [f"question {i} 12" for i in range(N)]
@@ -101,6 +101,69 @@ def test_the_report_shows_it(recorded):
     report = build_report({"mine": recorded[0]}, redraws=19)
     assert not report.failed
     assert "blocks" in report.html
+
+
+def test_a_section_of_ones_own_stands_among_ours_or_alone(recorded):
+    runs = {"mine": recorded[0]}
+    report = build_report(runs, sections=[*SECTIONS[2:3], LONGEST])
+    assert list(report.numbers["sections"]) == ["training", "longest"]
+    seconds = max(recorded[0].steps().column("seconds").to_pylist())
+    assert report.numbers["sections"]["longest"] == {
+        "title": "Longest steps",
+        "state": "shown",
+        "seconds": {"mine": seconds},
+    }
+    assert "Seconds &lt;of&gt; the longest step." in report.html
+    assert {"tone": "plain", "words": "No step took longer than shown below."} in report.numbers["verdict"]
+    assert build_report({}, sections=[LONGEST]).numbers["sections"]["longest"]["reason"] == "No run folder was given."
+
+
+@pytest.mark.parametrize(
+    ("compute", "reason"),
+    [
+        (broken, "RuntimeError: no ink"),
+        (not_a_section, "TypeError: it gave str; expected a Section, or Absent where there is nothing"),
+        (lambda material: Section(data={"x": float("nan")}), "ValueError: Out of range float values"),
+    ],
+)
+def test_a_section_that_fails_takes_nothing_with_it(recorded, compute, reason):
+    report = build_report({"mine": recorded[0]}, sections=[SectionSpec("own", "My own", compute), LONGEST])
+    assert report.failed == ("My own",)
+    assert reason in report.numbers["sections"]["own"]["reason"]
+    assert report.numbers["sections"]["longest"]["state"] == "shown"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ([LONGEST, LONGEST], "two sections have the key 'longest'; expected each once"),
+        ([SectionSpec("my key", "x", broken)], "the key of a section is 'my key'; expected letters, digits, - and _"),
+        ([broken], "a section of the report is function; expected a SectionSpec"),
+    ],
+)
+def test_sections_that_cannot_stand_are_refused(sections, message):
+    with pytest.raises(InputError, match=message):
+        build_report({}, sections=sections)
+
+
+def test_the_report_command_takes_a_section(recorded, tmp_path, monkeypatch, capsys):
+    common = ["report", str(recorded[0].path), "--redraws", "0", "--out"]
+    out = tmp_path / "a.html"
+    assert main([*common, str(out), "--section", "tests.third_party:longest_steps"]) == 0
+    entry = json.loads((tmp_path / "a.json").read_text())["sections"]["longest_steps"]
+    assert (entry["title"], entry["state"]) == ("The longest step of each run", "shown")
+    assert main([*common, str(tmp_path / "b.html"), "--section", "tests.third_party:LONGEST"]) == 0
+    assert main([*common, str(tmp_path / "c.html"), "--section", "tests.third_party:broken"]) == 1
+    assert "the section 'broken' failed; the page shows why" in capsys.readouterr().err
+    for place, said in {
+        "tests.third_party": "--section is 'tests.third_party'; expected module:name",
+        "tests.third_party:gone": "module tests.third_party has no gone",
+        "no_such_module:x": "there is no module 'no_such_module'",
+        "tests.third_party:np": "--section tests.third_party:np is module; expected a SectionSpec or a function",
+    }.items():
+        assert main([*common, str(tmp_path / "d.html"), "--section", place]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "d.html").exists()
 
 
 def test_the_commands_run_it(folder, monkeypatch, capsys):

@@ -146,7 +146,7 @@ def test_rewards_are_found_by_name_and_by_module(tmp_path, monkeypatch):
     assert load_reward("rewards_of_mine:score", "answer")(completions=["", ""]) == [1.0, 1.0]
     for name, message in {
         "gsm8": "expected gsm8k, math_verify or module:function",
-        "rewards_of_mine:other": "has no function other",
+        "rewards_of_mine:other": "has no other",
         "no_such_module:score": "there is no module 'no_such_module'; expected one that can be imported from here",
         "json.none:score": r"there is no module 'json\.none'; .* the folder that holds json/none\.py",
         ":score": "expected gsm8k",

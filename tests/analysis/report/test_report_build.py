@@ -24,7 +24,7 @@ from analysis import (
 from analysis.balance_words import CAVEAT, WORDS
 from analysis.plots import coherence_heat_maps
 from analysis.report import build_report
-from analysis.report.sections import Material
+from analysis.report.material import ReportMaterial
 from analysis.report.seeds import seeds_section
 from analysis.report.settings import kinds_of_run
 from analysis.training import evaluation_curves
@@ -134,7 +134,7 @@ def test_a_section_that_fails_is_shown_and_the_others_stand(runs, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no <ink>\nleft")
 
-    monkeypatch.setattr("analysis.report.sections.step_coherence_blocks", fail)
+    monkeypatch.setattr("analysis.coherence_study.step_coherence_blocks", fail)
     report = build_report(runs)
     page = Page(report.html)
     assert report.failed == ("Coherence",)
@@ -433,7 +433,7 @@ def test_two_seeds_can_give_no_verdict(scored):
 
 def test_common_seeds_are_compared_and_the_others_named(scored):
     def compared(keep):
-        section = seeds_section(Material({name: run for name, run in scored.items() if keep(name)}))
+        section = seeds_section(ReportMaterial({name: run for name, run in scored.items() if keep(name)}))
         return section.data["against"]["sdo"], " ".join(section.words)
 
     entry, words = compared(lambda name: name not in ("sdo-0", "sdo-5"))

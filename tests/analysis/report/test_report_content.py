@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from analysis.estimates import Estimate
 from analysis.report.content import DASH, join, number, some
 from analysis.report.locality import _clouds, _sentence
-from analysis.report.sections import Material
+from analysis.report.material import ReportMaterial
 from analysis.report.settings import drawn_runs
 
 
@@ -59,11 +59,11 @@ def test_few_clouds_are_drawn_and_the_last_says_how_to_see_the_others(monkeypatc
     runs = of_kinds(a=10, b=10)
     with_clouds = SimpleNamespace(clouds={"pairs": None})
     found = {name: SimpleNamespace(signals={"x": with_clouds, "y": SimpleNamespace(clouds={})}) for name in runs}
-    pictures = _clouds(found, Material(runs))
+    pictures = _clouds(found, ReportMaterial(runs))
     assert drawn == ["x, a0", "x, a1", "x, b0", "x, b1"]
     assert [picture.caption for picture in pictures[2:]] == [
         "Locality of x, b0.",
         "Locality of x, b1. Drawn: 4 of 20 runs; the others by sdo locality RUN --out DIR.",
     ]
     found = {name: SimpleNamespace(signals={"x": with_clouds, "y": with_clouds}) for name in runs}
-    assert len(_clouds(found, Material(runs))) == 4
+    assert len(_clouds(found, ReportMaterial(runs))) == 4
