@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import as_array, integer_array
 from sdo.errors import InputError
 from sdo.matrixfile import normalise_ids, read_matrix_file
 
@@ -75,9 +76,10 @@ class Embeddings:
         Raises
         ------
         InputError
-            If the array is not 2-D, is empty, or does not hold floating-point numbers, or the ids do not fit it.
+            If the array is not 2-D, is empty, has masked entries, or does not hold floating-point numbers, or the ids
+            do not fit it.
         """
-        return cls._normalised(_as_numpy(array), ids, path, bfloat16_bits=False)
+        return cls._normalised(as_array(array, "embeddings"), ids, path, bfloat16_bits=False)
 
     @classmethod
     def read(cls, path: str | Path) -> Embeddings:
@@ -143,11 +145,14 @@ class Embeddings:
         Raises
         ------
         InputError
-            If the embeddings bring no ids, the kinds differ, or a key is unknown; the first such key is named.
+            If the embeddings bring no ids, the kinds differ, or a key is unknown; the first such key is named. Also for
+            keys that are masked or not one-dimensional.
         """
         if self.ids is None:
             raise InputError(f"{what} are to be looked up, but the embeddings bring no ids; expected ids beside them")
-        wanted = np.asarray(keys)
+        wanted = as_array(keys, what)
+        if wanted.shape == (0,):
+            return np.empty(0, dtype=np.int64)
         kinds = {"i": "integers", "u": "integers", "U": "strings"}
         came, here = kinds.get(wanted.dtype.kind, str(wanted.dtype)), kinds[self.ids.dtype.kind]
         if came != here:
@@ -155,7 +160,9 @@ class Embeddings:
                 f"{what} hold {came}, the ids of the embeddings are {here}; expected the same kind; "
                 f"mend: write the column as {here}, or embed again with ids that are {came}"
             )
-        wanted = wanted.astype(np.int64) if came == "integers" else wanted
+        if wanted.ndim != 1:
+            raise InputError(f"{what} have shape {wanted.shape}; expected (n,), one dimension of keys")
+        wanted = integer_array(wanted, what) if came == "integers" else wanted
         order = np.argsort(self.ids, kind="stable")
         place = np.minimum(np.searchsorted(self.ids, wanted, sorter=order), len(order) - 1)
         rows = order[place]
@@ -262,15 +269,6 @@ def within_batch_cosine(
         total = np.square(rows.sum(axis=1)).sum(axis=1)
         np.divide(total - own, pairs, out=cosine[start : start + block], where=pairs > 0)
     return cosine
-
-
-def _as_numpy(array: Any) -> NDArray[Any]:
-    """An array of what may be a torch tensor, known by its methods: the core does not import torch."""
-    if hasattr(array, "detach") and hasattr(array, "cpu"):
-        tensor = array.detach().cpu()
-        # numpy has no bfloat16 of its own; float32 holds each of its numbers exactly.
-        return np.asarray(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
-    return np.asarray(array)
 
 
 def _block_of(matrix: NDArray[Any], start: int, stop: int) -> NDArray[Any]:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import number, shown, whole_number
 from sdo.embeddings import Embeddings, as_embeddings
 from sdo.errors import InputError
 from sdo.exposure import draw_inverse_exposure, retained_count, split_by_exposure
@@ -113,30 +114,27 @@ class SDO:
         on_invalid: OnInvalid = "raise",
         seed: int = 0,
     ) -> None:
-        _check_whole("k", k, 1, None)
-        _check_number("delta_tau", delta_tau, 0, None, open_low=True)
-        _check_number("retain", retain, 0, 1)
+        self.k = whole_number("k", k, 1)
+        rise = number("delta_tau", delta_tau, 0, open_low=True)
+        self.retain = float(number("retain", retain, 0, 1))
         _check_choice("visit", visit, Visit)
         _check_choice("graph", graph, Graph)
         _check_choice("locality", locality, Locality)
         _check_choice("on_invalid", on_invalid, OnInvalid)
-        _check_whole("seed", seed, 0, MAX_SEED)
+        self.seed = whole_number("seed", seed, 0, MAX_SEED)
         if not isinstance(exposure, bool | np.bool_):
             raise InputError(f"exposure is {exposure!r}; expected True or False")
         self.embeddings: Embeddings = as_embeddings(embeddings)
         if on_invalid == "raise":
             self.embeddings.require_valid()
         self.n_samples = len(self.embeddings)
-        self.k = int(k)
         # Plain numbers, whole ones as int: equal options give equal fingerprints and go into JSON.
-        self.delta_tau = int(delta_tau) if float(delta_tau).is_integer() else float(delta_tau)
-        self.retain = float(retain)
+        self.delta_tau = int(rise) if float(rise).is_integer() else rise
         self.visit = visit
         self.graph = graph
         self.locality = locality
         self.exposure = bool(exposure)
         self.on_invalid = on_invalid
-        self.seed = int(seed)
 
     @property
     def name(self) -> str:
@@ -167,12 +165,13 @@ class SDO:
         batch_size
             Samples of one optimizer step over all ranks and accumulation, B.
         rows
-            Shape ``(n,)``, the samples that exist, where some of the embeddings' rows have none; all by default.
+            Shape ``(n,)``, integers: the samples that exist, where some of the embeddings' rows have none; all by
+            default. A repeated one counts once. A mask is refused: ``numpy.flatnonzero(mask)`` gives its rows.
 
         Raises
         ------
         InputError
-            If B is not between 1 and the number of samples.
+            If B is not between 1 and the number of samples, or the rows are no row numbers.
         """
         return _SDOPlan(self, batch_size, rows)
 
@@ -193,16 +192,14 @@ class Uniform:
     """
 
     def __init__(self, source: int | Embeddings | ArrayLike | str | Path, *, seed: int = 0) -> None:
-        _check_whole("seed", seed, 0, MAX_SEED)
+        self.seed = whole_number("seed", seed, 0, MAX_SEED)
         self.embeddings: Embeddings | None
-        if isinstance(source, int | np.integer):
-            _check_whole("number of samples", source, 1, None)
+        if not isinstance(source, Embeddings | str | Path | list | tuple) and np.ndim(source) == 0:
             self.embeddings = None
-            self.n_samples = int(source)
+            self.n_samples = whole_number("number of samples", source, 1)
         else:
             self.embeddings = as_embeddings(source)
             self.n_samples = len(self.embeddings)
-        self.seed = int(seed)
 
     @property
     def name(self) -> str:
@@ -259,9 +256,8 @@ class _SDOPlan(Plan):
 
     def redraw(self, seed: int) -> Plan:
         """Return the plan of another seed; embeddings, candidate lists and the first epoch's graph are shared."""
-        _check_whole("seed", seed, 0, MAX_SEED)
         other = copy.copy(self._sdo)
-        other.seed = int(seed)
+        other.seed = whole_number("seed", seed, 0, MAX_SEED)
         return _SDOPlan(other, self.batch_size, self.ids, self._graphs)
 
     def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
@@ -359,9 +355,8 @@ class _UniformPlan(Plan):
 
     def redraw(self, seed: int) -> Plan:
         """Return the plan of another seed."""
-        _check_whole("seed", seed, 0, MAX_SEED)
         other = copy.copy(self._uniform)
-        other.seed = int(seed)
+        other.seed = whole_number("seed", seed, 0, MAX_SEED)
         return _UniformPlan(other, self.batch_size, self.ids)
 
     def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
@@ -387,23 +382,7 @@ class _UniformPlan(Plan):
         )
 
 
-def _check_whole(name: str, value: object, low: int, high: int | None) -> None:
-    span = f"a whole number from {low}" + (f" to {high}" if high is not None else "")
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InputError(f"{name} is {value!r}; expected {span}")
-    if value < low or (high is not None and value > high):
-        raise InputError(f"{name} is {value}; expected {span}")
-
-
-def _check_number(name: str, value: object, low: float, high: float | None, *, open_low: bool = False) -> None:
-    span = f"a number {'above' if open_low else 'from'} {low}" + (f" to {high}" if high is not None else "")
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
-        raise InputError(f"{name} is {value!r}; expected {span}")
-    if value < low or (open_low and value == low) or (high is not None and value > high):
-        raise InputError(f"{name} is {value}; expected {span}")
-
-
 def _check_choice(name: str, value: object, choices: Any) -> None:
     known = get_args(choices)
-    if value not in known:
-        raise InputError(f"{name} is {value!r}; expected one of {', '.join(known)}")
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{name} is {shown(value)}; expected one of {', '.join(known)}")

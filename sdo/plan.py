@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import integer_array, whole_number
 from sdo.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,22 +67,20 @@ class Plan(ABC):
         Shape ``(n,)``, ascending ids of the samples that the plan serves; all N by default.
     """
 
-    def __init__(self, organizer: Organizer, batch_size: int, rows: NDArray[np.int64] | None) -> None:
+    def __init__(self, organizer: Organizer, batch_size: int, rows: ArrayLike | None) -> None:
         self.organizer = organizer
-        self.ids = np.arange(organizer.n_samples) if rows is None else np.unique(np.asarray(rows, dtype=np.int64))
+        self.ids = np.arange(organizer.n_samples) if rows is None else np.unique(integer_array(rows, "rows"))
         if len(self.ids) and (self.ids[0] < 0 or self.ids[-1] >= organizer.n_samples):
             raise InputError(
                 f"sample ids reach from {self.ids[0]} to {self.ids[-1]}; expected 0 to {organizer.n_samples - 1}, "
                 "the rows of the embeddings"
             )
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise InputError(f"batch size is {batch_size!r}; expected a whole number from 1")
-        if batch_size > len(self.ids):
+        self.batch_size = whole_number("batch size", batch_size, 1)
+        if self.batch_size > len(self.ids):
             raise InputError(
                 f"batch size {batch_size} is larger than the {len(self.ids)} samples; expected at most as many, since "
                 "a batch holds distinct samples; mend: lower the batch size or the accumulation"
             )
-        self.batch_size = int(batch_size)
         self._epochs: list[EpochPlan] = []
         self._first_steps: list[int] = []
 
@@ -116,6 +115,7 @@ class Plan(ABC):
         epoch
             e, from 0.
         """
+        epoch = whole_number("epoch", epoch, None)
         if epoch < 0:
             raise IndexError(f"epoch is {epoch}; epochs count from 0")
         while len(self._epochs) <= epoch:
@@ -134,6 +134,7 @@ class Plan(ABC):
         step
             From 0.
         """
+        step = whole_number("step", step, None)
         if step < 0:
             raise IndexError(f"step is {step}; steps count from 0")
         last = self.epoch(max(0, len(self._epochs) - 1))
@@ -144,11 +145,12 @@ class Plan(ABC):
     def batch(self, step: int) -> NDArray[np.int64]:
         """Return the sample ids of one step, shape ``(B,)``."""
         epoch = self.epoch_of(step)
-        ids: NDArray[np.int64] = epoch.batches[step - epoch.first_step]
+        ids: NDArray[np.int64] = epoch.batches[int(step) - epoch.first_step]
         return ids
 
     def batches(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the sample ids of steps ``start`` to ``stop - 1``, shape ``(stop - start, B)``."""
+        start, stop = whole_number("start", start, None), whole_number("stop", stop, None)
         parts = []
         while start < stop:
             epoch = self.epoch_of(start)
@@ -157,9 +159,25 @@ class Plan(ABC):
             start += len(part)
         return np.concatenate(parts) if parts else np.empty((0, self.batch_size), dtype=np.int64)
 
-    def positions(self, ids: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
-        """Return where sample ids stand in :attr:`ids`, which ledgers are aligned with; same shape."""
-        return np.searchsorted(self.ids, ids)
+    def positions(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Return where sample ids stand in :attr:`ids`, which ledgers are aligned with.
+
+        Parameters
+        ----------
+        ids
+            Shape ``(n,)``.
+
+        Raises
+        ------
+        InputError
+            If the plan does not serve one of them.
+        """
+        wanted = integer_array(ids, "sample ids")
+        place = np.searchsorted(self.ids, wanted)
+        unknown = np.flatnonzero(self.ids[np.minimum(place, len(self.ids) - 1)] != wanted)
+        if len(unknown):
+            raise InputError(f"sample id {wanted[unknown[0]]} is none of the {len(self.ids)} that the plan serves")
+        return place
 
     def counts(self, stop: int) -> NDArray[np.int64]:
         """Return how often each sample stands in steps 0 to ``stop - 1``, shape ``(n,)``, aligned with :attr:`ids`."""

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from diagnostics.processes import Processes
+from sdo.checks import integer_array, whole_number
+from sdo.errors import InputError
 from sdo.plan import Plan
 
 
@@ -49,6 +51,10 @@ class OrganizedSampler(Sampler[int]):
         trainer_epoch: Callable[[], int] | None = None,
     ) -> None:
         self.plan = plan
+        if positions is not None:
+            positions = integer_array(positions, "positions", low=0)
+            if len(positions) != len(plan.ids):
+                raise InputError(f"there are {len(positions)} positions; expected one for each of {len(plan.ids)} ids")
         self._positions = positions
         self._epoch = 0
         self._trainer_epoch = trainer_epoch
@@ -69,7 +75,7 @@ class OrganizedSampler(Sampler[int]):
         epoch
             Trainer epoch, from 0.
         """
-        self._epoch = epoch
+        self._epoch = whole_number("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[int]:
         epoch = self._epoch if self._trainer_epoch is None else self._trainer_epoch()

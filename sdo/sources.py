@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdo.checks import whole_number
 from sdo.errors import InputError, error_line
 from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
 
@@ -75,8 +76,8 @@ class Source:
         InputError
             Naming the row that lacks the column or holds something else, or saying that there are no rows.
         """
-        if limit is not None and limit < 1:
-            raise InputError(f"limit is {limit}, expected at least 1")
+        if limit is not None:
+            whole_number("limit", limit, 1)
         columns = [selection.column] if selection.id_column is None else [selection.column, selection.id_column]
         count = 0
         for where, row in self.rows(columns):

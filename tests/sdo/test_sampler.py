@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from torch.utils.data import RandomSampler, Sampler
 
-from sdo import SDO, OrganizedSampler, Uniform
+from sdo import SDO, InputError, OrganizedSampler, Uniform
 
 
 def matrix(n, seed=0):
@@ -68,6 +68,20 @@ def test_positions_turn_ids_into_dataset_rows(shuffled, size):
     rows = np.array([row for epoch in slices(sampler, 3) for row in epoch])
     assert ids[rows].tolist() == plan.batches(0, 3 * sampler.steps_per_epoch).ravel().tolist()
     assert set(rows.tolist()) <= set(range(12))
+
+
+def test_positions_and_epochs_that_would_be_read_as_others_are_refused():
+    plan = Uniform(4, seed=0).plan(2)
+    for positions, message in (
+        (np.ones(4, dtype=bool), "positions hold True and False"),
+        (np.arange(4) / 2, "positions hold float64"),
+        (np.arange(3), "there are 3 positions; expected one for each of 4 ids"),
+        ([0, 1, 2, -1], "positions hold -1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            OrganizedSampler(plan, positions)
+    with pytest.raises(InputError, match=r"epoch is 0\.5; expected a whole number from 0"):
+        OrganizedSampler(plan).set_epoch(0.5)
 
 
 def test_without_positions_the_ids_are_handed_out():
