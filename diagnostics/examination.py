@@ -216,7 +216,8 @@ class _Examination:
         if self._plan is None:
             return None
         figures = epoch_figures(self._plan, uniform_seed=int(self._plan.organizer.options.get("seed", 0)), epochs=1)
-        return {"name": self._plan.organizer.name, **figures[0], "steps": figures[0]["steps"] * self._steps_per_batch}
+        found = {"name": self._plan.organizer.name, **figures[0], "notes": list(self._plan.notes)}
+        return {**found, "steps": figures[0]["steps"] * self._steps_per_batch}
 
     def _disk(self) -> tuple[Any, ...]:
         if self._schedule is None:

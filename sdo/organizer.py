@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +20,7 @@ from sdo.keys import HOT_DRAW, MAX_SEED, ORDER, RANDOM_NEIGHBORS, distinct_posit
 from sdo.locality import distance_to_anchor, fill, least_exposed, walk
 from sdo.neighbors import CandidateLists, cut_to_members
 from sdo.plan import EpochPlan, Plan
+from sdo.resolution import measure_resolution
 from sdo.search import MISSING
 
 Visit = Literal["cover", "anchor"]
@@ -88,7 +90,10 @@ class SDO:
     Notes
     -----
     After Structure-Aware Data Organization, arXiv 2607.27273. The plan is a pure function of embeddings, options, seed
-    and batch size. Above :data:`sdo.neighbors.EXACT_LIMIT` samples, neighbours are approximate.
+    and batch size. Above :data:`sdo.neighbors.EXACT_LIMIT` samples, neighbours are approximate. Rows are rounded to
+    multiples of 2**-24 for it. Where they are so nearly parallel that this decides who is a neighbour, 1 - cosine of
+    neighbours below about 1e-5, making the first epoch warns, once for each :class:`~sdo.embeddings.Embeddings`, and
+    the plan's ``notes`` say how many neighbours are concerned.
 
     Examples
     --------
@@ -230,12 +235,19 @@ class _Graphs:
         Each sample's nearest samples, or None until they are needed.
     whole
         Shape ``(n, k)``, the graph over all samples.
+    note
+        Set with it: where the grid does not tell neighbours apart, how far.
     """
 
     unit: NDArray[np.float32]
     valid: NDArray[np.bool_]
     lists: CandidateLists | None = None
     whole: NDArray[np.int64] | None = None
+    note: str | None = None
+
+
+# Whose nearly parallel rows were named already.
+_WARNED: WeakSet[Embeddings] = WeakSet()
 
 
 class _SDOPlan(Plan):
@@ -253,6 +265,11 @@ class _SDOPlan(Plan):
             graphs = _Graphs(unit if whole else unit[self.ids], valid if whole else valid[self.ids])
         self._graphs = graphs
         self._unit, self._valid = graphs.unit, graphs.valid
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether rounding the embeddings decides neighbours; empty before the first epoch is made."""
+        return () if self._graphs.note is None else (self._graphs.note,)
 
     def redraw(self, seed: int) -> Plan:
         """Return the plan of another seed; embeddings, candidate lists and the first epoch's graph are shared."""
@@ -328,12 +345,21 @@ class _SDOPlan(Plan):
             what = "usable pool members" if sdo.graph == "dynamic" else "usable samples"
             k = self._lowered(int(self._valid.sum()) - 1, what)
             whole = self._graphs.whole = lists.graph(np.arange(len(self.ids)), k)
+            self._note_resolution(whole)
         if len(pool) == len(self.ids):
             return whole
         inside = np.zeros(len(self.ids) + 1, dtype=np.bool_)
         inside[pool] = True
         cut, _ = cut_to_members(whole[pool].astype(np.int32), inside, whole.shape[1])
         return cut
+
+    def _note_resolution(self, graph: NDArray[np.int64]) -> None:
+        embeddings = self._sdo.embeddings
+        found = measure_resolution(self._unit, self._valid, graph)
+        self._graphs.note = found.note(embeddings.merged, len(embeddings))
+        if self._graphs.note is not None and embeddings not in _WARNED:
+            _WARNED.add(embeddings)
+            warnings.warn(self._graphs.note, stacklevel=2)
 
     def _lowered(self, others: int, what: str) -> int:
         k = max(0, min(self._sdo.k, others))

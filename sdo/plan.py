@@ -88,6 +88,11 @@ class Plan(ABC):
         name, known = self.organizer.name, len(self._epochs)
         return f"<plan of {name}: {len(self.ids)} samples, batch size {self.batch_size}, {known} epochs made so far>"
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is unusual about the epochs made so far, a line each."""
+        return ()
+
     @abstractmethod
     def _make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
         """Make the next epoch from the ledger before it."""

@@ -118,7 +118,7 @@ def test_steps_epochs_and_seeds_are_whole_numbers(number):
         for ask in (plan.epoch, plan.epoch_of, plan.batch, plan.counts, plan.redraw):
             with pytest.raises(InputError, match="expected a whole number"):
                 ask(number)
-        with pytest.raises(InputError, match="stop is .*; expected a whole number"):
+        with pytest.raises(InputError, match=r"stop is .*; expected a whole number"):
             plan.batches(0, number)
         assert (plan.batch(np.array(1)) == plan.batch(1)).all()
 
