@@ -17,7 +17,7 @@ from typing import Any
 
 from sdo.checks import whole_number
 from sdo.errors import InputError, error_line
-from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
+from sdo.rowfiles import READERS, Row, require_columns, require_distinct_columns, whole_numbers
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")  # what can be one, of a dataset or a model
@@ -279,6 +279,9 @@ def load_whole(place: Place, config: str | None, split: str, *, progress: bool) 
         ) from error
     if not progress:
         datasets.disable_progress_bars()
+    if place.path is not None:
+        for path in [place.path] if place.path.is_file() else sorted(place.path.rglob("*.csv")):
+            require_distinct_columns(path)
     what = f"{place.name} ({'hub id' if place.path is None else place.kind}), split {split}"
     parts = [(name, _instruction(name, slice_, what)) for name, slice_ in _parts(split)]
     try:
