@@ -146,6 +146,24 @@ def integer_array(values: Any, what: str, *, low: int | None = None, high: int |
     return whole
 
 
+def real_array(values: Any, what: str) -> NDArray[Any]:
+    """Return an array of real numbers of any type and shape, without copying one; None makes it one of objects.
+
+    Raises
+    ------
+    InputError
+        For masked entries, text and complex numbers.
+    """
+    array = as_array(values, what)
+    if array.dtype.kind == "O":
+        real = all(one is None or isinstance(one, bool | int | float | np.number | np.bool_) for one in array.flat)
+    else:
+        real = array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"
+    if not real:
+        raise InputError(f"{what} hold {array.dtype}; expected numbers; mend: array.astype('float64')")
+    return array
+
+
 def number_array(values: Any, what: str, *, ndim: int = 1) -> NDArray[np.float64]:
     """Return scores or other real numbers as float64; None counts as NaN, True as 1.
 
@@ -163,15 +181,9 @@ def number_array(values: Any, what: str, *, ndim: int = 1) -> NDArray[np.float64
     InputError
         For masked entries, text, complex numbers, and another number of dimensions.
     """
-    array = as_array(values, what)
+    array = real_array(values, what)
     if array.ndim != ndim:
         raise InputError(f"{what} have shape {array.shape}; expected {ndim} dimension{'s' if ndim > 1 else ''}")
-    if array.dtype.kind == "O":
-        real = all(one is None or isinstance(one, bool | int | float | np.number | np.bool_) for one in array.flat)
-    else:
-        real = array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"
-    if not real:
-        raise InputError(f"{what} hold {array.dtype}; expected numbers; mend: array.astype('float64')")
     return array.astype(np.float64)
 
 
