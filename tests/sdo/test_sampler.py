@@ -115,7 +115,7 @@ def test_seeds():
     assert len({tuple(epoch) for epoch in first}) == 3
 
 
-@pytest.mark.parametrize("name", ["sdo.organizer", "sdo.sampler", "sdo.plan", "sdo.cli.config"])
+@pytest.mark.parametrize("name", ["sdo.organizer", "sdo.sampler", "sdo.plan", "sdo.checks", "sdo.cli.config"])
 def test_examples_in_docstrings(name):
     module = importlib.import_module(name)
     result = doctest.testmod(module, raise_on_error=False)
