@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.balance_metrics import LOWER, METRICS, RAW, lorenz_curves, raw_metrics, wilson
 from analysis.balance_results import Balance, BalanceComparison, Difference, Homogeneity, Interval, MetricBalance
+from analysis.clusters import NOISE
 from analysis.questions import BOOTSTRAP, PERMUTE, SWAP, TIE, Sums, Units, generator, permuted, swapped
 from analysis.spread import (
     accuracies,
@@ -25,6 +26,7 @@ from analysis.spread import (
     underlying,
     within_variance,
 )
+from sdo.checks import integer_array, number_array, whole_number
 
 Array = NDArray[np.float64]
 
@@ -48,7 +50,7 @@ def cluster_balance(
     score
         Shape ``(n,)``, correctness of each question: 0, 1 or a score in [0, 1].
     label
-        Shape ``(n,)``, cluster of each question; -1 is noise and left out.
+        Shape ``(n,)``, integers from -1, the cluster of each question; -1 is noise and left out.
     group
         Shape ``(n,)``, equal numbers for duplicates (see `duplicate_groups`); duplicates in one cluster are permuted as
         one question. None: there are none.
@@ -60,7 +62,8 @@ def cluster_balance(
     Raises
     ------
     ValueError
-        For scores outside [0, 1], shapes that differ, no question in a cluster, or too few resamples.
+        For scores outside [0, 1], labels or groups that are no integers, masked entries, shapes that differ, no
+        question in a cluster, or too few resamples.
 
     Examples
     --------
@@ -157,13 +160,14 @@ def compare_balance(
 
 
 def _check(resamples: int) -> None:
-    if resamples < _FEWEST_RESAMPLES:
+    if whole_number("resamples", resamples, None) < _FEWEST_RESAMPLES:
         raise ValueError(f"resamples is {resamples}; expected at least {_FEWEST_RESAMPLES}, or p could not be small")
 
 
 def _units(score: ArrayLike, label: ArrayLike, group: ArrayLike | None) -> Units:
-    scores, labels = np.asarray(score, dtype=np.float64), np.asarray(label)
-    if scores.ndim != 1 or labels.shape != scores.shape or (group is not None and np.shape(group) != scores.shape):
+    scores, labels = number_array(score, "scores"), integer_array(label, "labels", low=NOISE)
+    group = None if group is None else integer_array(group, "groups")
+    if labels.shape != scores.shape or (group is not None and group.shape != scores.shape):
         raise ValueError(f"scores have shape {scores.shape}, labels {labels.shape}; expected one of each a question")
     if not ((scores >= 0) & (scores <= 1)).all():
         raise ValueError("scores must lie in [0, 1]")

@@ -6,8 +6,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.estimates import gini_of_ascending
+from sdo.checks import number, number_array
+from sdo.errors import InputError
 
 Array = NDArray[np.float64]
+
+_ROUNDING = 1e-9
 
 RAW = ("mean", "b20", "cv", "gini", "gap")
 METRICS = (*RAW, "spread")
@@ -71,7 +75,12 @@ def wilson(mean: ArrayLike, n: ArrayLike, level: float = 0.95) -> Array:
     n
         Shape ``(C,)``, positive; need not be whole.
     level
-        Coverage.
+        Coverage, between 0 and 1.
+
+    Raises
+    ------
+    InputError
+        For means, sizes or a level outside of that, and masked entries.
 
     Returns
     -------
@@ -85,7 +94,11 @@ def wilson(mean: ArrayLike, n: ArrayLike, level: float = 0.95) -> Array:
     """
     from scipy.special import ndtri
 
-    p, count = np.asarray(mean, dtype=np.float64), np.asarray(n, dtype=np.float64)
+    p, count = number_array(mean, "means", ndim=np.ndim(mean)), number_array(n, "sizes", ndim=np.ndim(n))
+    if not ((p > -_ROUNDING) & (p < 1 + _ROUNDING)).all() or not (count > 0).all():
+        raise InputError("means must lie in [0, 1], and sizes above 0")
+    if not 0 < number("level", level, 0, 1) < 1:
+        raise InputError(f"level is {level}; expected a number between 0 and 1")
     z = float(ndtri((1 + level) / 2))
     shrink = 1 + z * z / count
     centre = (p + z * z / (2 * count)) / shrink

@@ -20,6 +20,7 @@ from analysis.balance import LEVEL
 from analysis.balance_metrics import lorenz_curves
 from analysis.balance_results import SMALL, Balance, BalanceComparison
 from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text
+from sdo.checks import integer_array, whole_number
 
 ROWS = 40  # clusters named in one picture
 _BAND = "#b5b5b5"
@@ -250,7 +251,7 @@ def cluster_sizes(size: ArrayLike, *, title: str = "", ax: Axes | None = None) -
     -------
     figure, axes
     """
-    sizes = np.sort(np.asarray(size))[::-1]
+    sizes = np.sort(integer_array(size, "sizes", low=0))[::-1]
     figure, axes = figure_of(ax, (6.4, 3.6))
     axes.set_title(plain_text(title, 80), fontsize="medium")
     if not len(sizes):
@@ -279,7 +280,7 @@ def cluster_sizes(size: ArrayLike, *, title: str = "", ax: Axes | None = None) -
 
 def _shown_ranks(count: int, rows: int) -> tuple[NDArray[np.int64], int]:
     """Return the ranks to draw, and how many of them come before the gap; no gap where all are drawn."""
-    if count <= rows:
+    if count <= whole_number("rows", rows, 1):
         return np.arange(count), count
     first = max(1, round(0.75 * rows))
     return np.concatenate([np.arange(first), np.arange(count - (rows - first), count)]), first

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.clusters import text_keys
+from sdo.checks import integer_array
 from sdo.embeddings import Embeddings
 
 KEPT_CHARACTERS = 2000  # of a prompt, for keywords and examples
@@ -52,6 +53,7 @@ class Prompts:
 
     def take(self, rows: NDArray[np.int64]) -> Prompts:
         """Return the prompts of the given rows, in that order."""
+        rows = integer_array(rows, "rows", low=0, high=len(self.texts) - 1)
         return Prompts([self.texts[i] for i in rows.tolist()], self.keys[rows])
 
 

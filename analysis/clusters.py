@@ -19,9 +19,10 @@ import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.csgraph import connected_components
 
+from sdo.checks import integer_array, number, whole_number
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError
-from sdo.keys import exponentials, raw_keys
+from sdo.keys import MAX_SEED, exponentials, raw_keys
 from sdo.search import exact_dots
 
 NOISE = -1
@@ -89,7 +90,7 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     Raises
     ------
     InputError
-        If k is below 1, above the number of rows, or no row has a direction.
+        If k is no whole number from 1 to the number of rows, the seed is out of range, or no row has a direction.
 
     Notes
     -----
@@ -105,6 +106,7 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     >>> cluster(Embeddings.from_array(rows), 3).labels.tolist()
     [2, 2, 0, 0, 0, 0, 1, 1, 1]
     """
+    k, seed = whole_number("number of clusters", k, None), whole_number("seed", seed, 0, MAX_SEED)
     if not 1 <= k <= len(embeddings):
         raise InputError(f"{k} clusters of {len(embeddings)} rows; expected 1 to {len(embeddings)}")
     valid = np.flatnonzero(embeddings.valid)
@@ -184,9 +186,9 @@ def given_labels(labels: ArrayLike, what: str = "labels") -> Clustering:
     Raises
     ------
     InputError
-        If a label is below -1 or all are noise.
+        If labels are no integers (floats, booleans, masked), one is below -1, or all are noise.
     """
-    array = np.asarray(labels).astype(np.int64)
+    array = integer_array(labels, what)
     if array.size and array.min() < NOISE:
         raise InputError(f"{what} hold {array.min()}; expected -1 (noise) or a cluster's number from 0")
     inside = np.unique(array[array >= 0])
@@ -224,6 +226,10 @@ def duplicate_groups(
         Shape ``(N,)``, int64: the first row of each row's group. Across clusters nothing is grouped: such duplicates
         make clusters more alike, which no test mistakes for a difference.
     """
+    labels, threshold = integer_array(labels, "labels", low=NOISE), number("threshold", threshold, -1)
+    for name, there in (("embeddings", embeddings), ("text keys", text_keys)):
+        if there is not None and len(there) != len(labels):
+            raise InputError(f"there are {len(there)} {name} and {len(labels)} labels; expected one of each a row")
     first = np.arange(len(labels))
     if text_keys is not None:
         first = _join_equal(first, labels, text_keys)

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from analysis.estimates import Estimate, Spread, describe
 from analysis.gradient_rows import GradientRows
 from analysis.units import Units, as_matrix, unit_rows
+from sdo.checks import whole_number
 
 _BLOCK = 2048  # steps in float64 at once: 128 MiB at k = 8192
 _SHARING_PAIRS = 2**25  # pairs of steps that a sparse matrix may hold: 400 MiB
@@ -112,9 +113,10 @@ def step_coherence(
     defined
         (T,) bool; all rows by default. Rows without a finite, positive length are undefined in any case.
     smooth
-        W: replace each unit gradient by the mean of the unit gradients of the last W rows (itself included,
-        undefined ones left out) before the cosine. The window is trailing: it holds nothing from the future.
-        Rows fewer than W apart then share gradients, so that a bright band along the diagonal means nothing.
+        W, from 1: replace each unit gradient by the mean of the unit gradients of the last W rows (itself
+        included, undefined ones left out) before the cosine. The window is trailing: it holds nothing from the future.
+        Rows fewer than W apart then share gradients, so that a bright band along the diagonal means nothing; from
+        W = T on that is all of them.
 
     Returns
     -------
@@ -122,6 +124,11 @@ def step_coherence(
         Within [-1, 1], exactly symmetric, 1 on the diagonal. Rows and columns of undefined steps are NaN.
         Beside this matrix, 4 T^2 bytes, two blocks of 2,048 rows in float64 are in memory, and their products.
         For very long runs see :func:`step_coherence_blocks`.
+
+    Raises
+    ------
+    InputError
+        If `sketch` or `defined` is none of that, entries are masked, or `smooth` is out of range.
 
     Notes
     -----
@@ -172,7 +179,7 @@ def step_coherence_blocks(
     """
     units, window = _units(sketch, defined, smooth)
     T, k = units.rows.shape
-    block = max(1, -(-T // size))
+    block = max(1, -(-T // whole_number("size", size, 1)))
     edges = np.arange(0, T, block)
     sums, count = np.zeros((len(edges), k)), np.zeros(len(edges))
     whole = max(1, _BLOCK // block) * block
@@ -303,9 +310,7 @@ def _mean_cosine(total: float, pairs: int, empty: str) -> Estimate:
 
 
 def _units(sketch: ArrayLike, defined: NDArray[np.bool_] | None, smooth: int | None) -> tuple[Units, int]:
-    window = 1 if smooth is None else int(smooth)
-    if window < 1:
-        raise ValueError(f"smooth is {smooth}; expected a number of steps of at least 1")
+    window = 1 if smooth is None else whole_number("smooth", smooth, 1)
     return Units.of(*as_matrix(sketch, defined)), window
 
 

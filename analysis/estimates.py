@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import number_array
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -58,7 +60,7 @@ class Spread:
 
 def describe(values: ArrayLike, empty: str = "there are no values") -> Spread:
     """Return mean, range and quartiles of (n,) finite values; `empty` is the reason when there are none."""
-    array = np.asarray(values, dtype=np.float64)
+    array = number_array(values, "values")
     if len(array) == 0:
         return Spread(count=0, reason=empty)
     low, lower, middle, upper, high = (float(q) for q in np.quantile(array, [0, 0.25, 0.5, 0.75, 1]))

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from analysis.estimates import Estimate, gini_of_ascending
 from analysis.recorded import exposed_batches, steps_per_batch
 from analysis.runs import Run
+from sdo.checks import number_array
 from sdo.errors import InputError
 
 _PLAN_COLUMNS = ("organizer_epoch", "step", "sample_id")
@@ -75,7 +76,7 @@ def gini(values: ArrayLike) -> Estimate:
     >>> gini([0, 0, 1]).value
     0.6666666666666666
     """
-    v = np.sort(np.asarray(values, dtype=np.float64))
+    v = np.sort(number_array(values, "values"))
     n = len(v)
     if n == 0:
         return Estimate.undefined("there are no samples")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from sdo.checks import integer_array
 from sdo.errors import InputError
 
 _PART_NAME = re.compile(r"part-r(\d+)-(\d+)-(\d+)\.parquet")
@@ -70,6 +71,7 @@ class GradientRows:
 
     def take(self, index: NDArray[np.int64]) -> GradientRows:
         """Return the rows `index`, (n,) positions, in that order."""
+        index = integer_array(index, "positions", low=0, high=len(self) - 1)
         return replace(
             self,
             step=self.step[index],

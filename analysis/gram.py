@@ -7,6 +7,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.estimates import Estimate
 from analysis.units import as_matrix, lengths, unit_rows
+from sdo.checks import number_array
+from sdo.errors import InputError
 
 
 def gram_matrix(
@@ -37,7 +39,9 @@ def gram_matrix(
         peak, length, _ = lengths(rows, given)
         norms = (peak * length)[ok]
     else:
-        exact = np.asarray(norm, dtype=np.float64)
+        exact = number_array(norm, "norms")
+        if len(exact) != len(rows):
+            raise InputError(f"there are {len(exact)} norms; expected one for each of {len(rows)} gradients")
         ok = ok & np.isfinite(exact) & (exact > 0)
         norms = exact[ok]
     cosine = np.clip(unit[ok] @ unit[ok].T, -1.0, 1.0)
@@ -124,7 +128,12 @@ def gram_measures(K: ArrayLike) -> dict[str, Estimate]:
 
 
 def _array(values: ArrayLike) -> NDArray[np.float64]:
-    return np.asarray(values, dtype=np.float64)
+    if np.shape(values) == (0,):
+        return np.zeros((0, 0))
+    matrix = number_array(values, "entries of the Gram matrix", ndim=2)
+    if matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"the Gram matrix has shape {matrix.shape}; expected as many rows as columns")
+    return matrix
 
 
 def _checked(K: ArrayLike, least: int) -> tuple[NDArray[np.float64], str]:

@@ -15,6 +15,7 @@ from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figur
 from analysis.locality_study import Cloud, SignalLocality
 from analysis.redraw_tests import Association
 from analysis.sample_pairs import Slope
+from sdo.checks import whole_number
 
 _POINTS = 400  # up to here points are drawn one by one
 _TRIMMED = 0.001  # share of the cloud outside the picture at each side
@@ -144,6 +145,8 @@ def locality_series(
     """
     if not series:
         raise ValueError("no series to draw")
+    if window is not None:
+        whole_number("window", window, 1)
     if ax is None:
         figure = Figure(figsize=(8.0, 0.6 + 2.2 * len(series)), layout="compressed")
         axes = list(figure.subplots(len(series), 1, sharex=True, squeeze=False).ravel())

@@ -17,6 +17,7 @@ from analysis.redraw import Draw, Redraws, find_embeddings, recorded_plan
 from analysis.redraw_tests import MIN_STEPS, Association, RedrawTest, run_tests, thin
 from analysis.runs import Run
 from analysis.sample_pairs import BinnedMean, SamplePairs, Slope, binned_pairs, pair_slope, pairs_within_steps
+from sdo.checks import whole_number
 from sdo.embeddings import Embeddings, within_batch_cosine
 from sdo.errors import InputError
 
@@ -130,8 +131,10 @@ def run_locality(
     Raises
     ------
     InputError
-        The embeddings are missing or are not the run's, or the run recorded no steps.
+        The embeddings are missing or are not the run's, the run recorded no steps, or a number is out of range.
     """
+    whole_number("redraws", redraws, 0)
+    whole_number("workers", workers, 1)
     matrix = find_embeddings(run, embeddings)
     steps, batches, epochs = recorded_batches(run)
     known = np.array([len(ids) > 0 for ids in batches], dtype=bool)

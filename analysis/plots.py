@@ -19,6 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.coherence import BatchCoherence, CoherenceBlocks
 from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean, runs_legend
+from sdo.checks import integer_array, real_array, whole_number
+from sdo.errors import InputError
 
 MAX_CELLS = 256
 UNDEFINED_GREY = "#8c8c8c"
@@ -44,9 +46,9 @@ def block_means(matrix: ArrayLike, size: int = MAX_CELLS) -> tuple[NDArray[np.fl
         Cells of `matrix` a side of a block, ceil(T / size); the last block may be smaller. 1 if nothing is
         averaged.
     """
-    array = np.asarray(matrix)
+    array = real_array(matrix, "cells of the matrix")
     T = len(array)
-    block = max(1, -(-T // size))
+    block = max(1, -(-T // whole_number("size", size, 1)))
     edges = np.arange(0, T, block)
     cells = np.full((len(edges), len(edges)), np.nan)
     for i, start in enumerate(edges):
@@ -117,7 +119,7 @@ def heat_map(
     Raises
     ------
     ValueError
-        `matrix` is not square, or `limit` is not positive.
+        `matrix` is not square or has masked cells, `limit` is not positive, or `steps` are not T whole numbers.
     """
     shape = matrix.cells.shape if isinstance(matrix, CoherenceBlocks) else np.shape(matrix)
     if len(shape) != 2 or shape[0] != shape[1]:
@@ -131,7 +133,9 @@ def heat_map(
         message(axes, "fewer than two steps\nwith a defined gradient:\nnothing to compare")
         return figure, axes
     T = matrix.rows if isinstance(matrix, CoherenceBlocks) else shape[0]
-    numbers = np.arange(T) if steps is None else np.asarray(steps)
+    numbers = np.arange(T) if steps is None else integer_array(steps, "steps")
+    if len(numbers) != T:
+        raise InputError(f"there are {len(numbers)} step numbers; expected one for each of {T} rows")
     # The last block may be smaller; the picture ends where its cells would.
     end = len(cells) * block - 0.5
     axes.imshow(
@@ -239,6 +243,8 @@ def batch_coherence_series(
     -------
     figure, axes
     """
+    if window is not None:
+        whole_number("window", window, 1)
     figure, axes = figure_of(ax, (8.0, 4.2))
     axes.set_title(plain_text(title, 100), fontsize="medium")
     handles, names, details = [], [], []

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.runs import Run
+from sdo.checks import whole_number
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError
 from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
@@ -124,6 +125,8 @@ def read_predictions(
         If there is no such file, a column is missing, an id is missing or comes twice, a value is no score, or there
         are no rows. The row is named.
     """
+    if step is not None:
+        step = whole_number("step", step, 0)
     file = Path(path)
     title = name if name is not None else (file.resolve().name if file.is_dir() else file.stem)
     found = _from_run(file, title, evaluation, step) if file.is_dir() else _from_file(file, title, metric, filter)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sdo.checks import whole_number
 from sdo.embeddings import Embeddings, within_batch_cosine
 from sdo.errors import InputError
 from sdo.keys import PROBE, order_by_keys, raw_keys
@@ -122,13 +123,13 @@ def design_probe(plan: Plan, *, samples: int = 256, steps: int | None = None) ->
     if plan.batch_size < 2:
         raise InputError("the batch size is 1; expected at least 2, since batches of one sample have no coherence")
     members = min(plan.batch_size, MEMBERS)
-    if samples < 8 * members:
+    if whole_number("samples", samples, None) < 8 * members:
         raise InputError(
             f"samples is {samples}; expected at least {8 * members}: two batches of {members} for each control and "
             "four of SDO"
         )
-    if steps is not None and steps < 1:
-        raise InputError(f"steps is {steps}; expected a number from 1")
+    if steps is not None:
+        whole_number("steps", steps, 1)
     last = plan.epoch(EPOCHS - 1)
     steps = last.stop if steps is None else steps
     total = samples // members

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import whole_number
 from sdo.keys import MAX_SEED
 
 # One number per use, so that no two draws of an analysis share a stream.
@@ -141,8 +142,7 @@ def generator(seed: int, use: int) -> np.random.Generator:
     ValueError
         If the seed is not in 0 … 2**64 - 1.
     """
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed is {seed}; expected 0 to 2**64 - 1")
+    whole_number("seed", seed, 0, MAX_SEED)
     return np.random.Generator(np.random.Philox(key=np.array([seed, use], dtype=np.uint64)))
 
 

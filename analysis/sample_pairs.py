@@ -17,7 +17,9 @@ from analysis.gradient_rows import GradientRows
 from analysis.jackknife import jackknife_error, reach
 from analysis.redraw_tests import redraw_p
 from analysis.units import as_matrix, unit_rows
+from sdo.checks import integer_array, whole_number
 from sdo.embeddings import Embeddings
+from sdo.errors import InputError
 
 _FEW_SAMPLES = 10  # a jackknife over fewer says nothing
 
@@ -122,7 +124,12 @@ def all_pairs(unit: ArrayLike, sketch: ArrayLike, sample_ids: NDArray[np.int64] 
     """
     left, gives = unit_rows(*as_matrix(unit, None))
     right, has = unit_rows(*as_matrix(sketch, None))
-    ids = np.arange(len(left)) if sample_ids is None else np.asarray(sample_ids, dtype=np.int64)
+    ids = np.arange(len(left)) if sample_ids is None else integer_array(sample_ids, "sample ids")
+    if not len(left) == len(right) == len(ids):
+        raise InputError(
+            f"there are {len(left)} embeddings, {len(right)} gradients and {len(ids)} sample ids; expected one of each "
+            "a sample"
+        )
     keep = np.flatnonzero(gives & has)
     i, j = np.triu_indices(len(keep), 1)
     i, j = keep[i], keep[j]
@@ -203,6 +210,7 @@ def binned_pairs(pairs: SamplePairs, bins: int = 10) -> BinnedMean:
     bins
         Fewer where values repeat.
     """
+    whole_number("bins", bins, 1)
     x, y = pairs.within_steps()
     return binned_mean(x, y, np.stack([pairs.first, pairs.second]), bins)
 
@@ -277,8 +285,12 @@ def mantel_test(unit: ArrayLike, sketch: ArrayLike, *, permutations: int = 999, 
     Correlation over pairs, against permutations of the samples (Mantel, Cancer Research 27 (1967)). Samples must be
     exchangeable: not for rows of several steps, which `analysis.locality` compares with re-draws of the plan.
     """
+    whole_number("permutations", permutations, 0)
+    whole_number("seed", seed, 0)
     left, gives = unit_rows(*as_matrix(unit, None))
     right, has = unit_rows(*as_matrix(sketch, None))
+    if len(left) != len(right):
+        raise InputError(f"there are {len(left)} embeddings and {len(right)} gradients; expected one of each a sample")
     keep = gives & has
     n = int(keep.sum())
     if n < _FEW_SAMPLES:

@@ -12,6 +12,7 @@ from scipy import stats
 
 from analysis.recorded import evaluation_scores, generates, training_rewards
 from analysis.runs import Run
+from sdo.checks import number_array
 from sdo.errors import InputError
 
 FEW_PAIRS = 6  # below, no sign-flip p can reach 0.05
@@ -79,8 +80,8 @@ def compare_paired(baseline: ArrayLike, against: ArrayLike) -> PairedComparison:
     >>> one.mean, one.cohens_d_paired, one.sign_flip_p
     (0.5, 2.0, 0.25)
     """
-    first, second = np.asarray(baseline, dtype=np.float64), np.asarray(against, dtype=np.float64)
-    if first.shape != second.shape or first.ndim != 1:
+    first, second = number_array(baseline, "baseline's values"), number_array(against, "the other run's values")
+    if first.shape != second.shape:
         raise ValueError(f"shapes {first.shape} and {second.shape}; expected n values each")
     if len(first) < 2:
         raise ValueError(f"{len(first)} pairs; one seed gives no verdict, two are the least")

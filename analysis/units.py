@@ -10,20 +10,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.mapped import let_go
+from sdo.checks import as_array, real_array
+from sdo.errors import InputError
 
 TILE = 512  # rows in float64 at once: 32 MiB at k = 8192
 _COLUMNS_BYTES = 64 * 2**20
 
 
 def as_matrix(rows: ArrayLike, defined: NDArray[np.bool_] | None) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the rows as an array and the (n,) mask of those that are given; all by default."""
-    array = np.asarray(rows)
+    """Return the rows as an array and the (n,) mask of those that are given; all by default.
+
+    Raises
+    ------
+    InputError
+        If the rows make no matrix of real numbers, entries are masked, or the mask is none of (n,) bool.
+    """
+    array = real_array(rows, "gradients")
     if array.ndim != 2:
-        raise ValueError(f"expected a matrix with one gradient a row, not an array of shape {array.shape}")
-    given = np.ones(len(array), dtype=bool) if defined is None else np.asarray(defined, dtype=bool)
-    if given.shape != (len(array),):
-        raise ValueError(f"defined has shape {given.shape}; expected ({len(array)},)")
-    return array, given
+        raise InputError(f"expected a matrix with one gradient a row, not an array of shape {array.shape}")
+    given = np.ones(len(array), dtype=bool) if defined is None else as_array(defined, "entries of defined")
+    if given.shape != (len(array),) or (given.size and given.dtype != bool):
+        raise InputError(f"defined has shape {given.shape} and type {given.dtype}; expected ({len(array)},) bool")
+    return array, given.astype(bool)
 
 
 @dataclass(frozen=True, eq=False)

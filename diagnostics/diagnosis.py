@@ -66,7 +66,7 @@ class Diagnosis:
         ``step_samples``, ``micro_batches``, ``steps_per_epoch`` (of the trainer) and ``steps``; None where the loader
         could not be built.
     organizer
-        Name and figures of the first organizer epoch; None without an organizer.
+        Name and figures of the first organizer epoch, and ``notes`` on it; None without an organizer.
     recorder
         Folder (None without a recorder) and options.
     signals
@@ -126,6 +126,7 @@ class Diagnosis:
                 f"{s['steps_per_epoch']:,} steps a trainer epoch, {s['steps']:,} in all"
             )
         lines.append(f"organizer   {self._organizer_line()}")
+        lines += [f"note        {note}" for note in (self.organizer or {}).get("notes", ())]
         out = self.recorder["out"]
         lines.append(f"recorder    {'none; with the default options there would be:' if out is None else out}")
         lines += [f"  {finding.name:<10}{_signal_line(finding)}" for finding in self.signals]

@@ -22,6 +22,7 @@ from diagnostics.runlog import check_free
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
 from diagnostics.taps import tap_makers
 from diagnostics.trial import MicroStep, refused_as_training_would, run_micro_step, untouched
+from sdo.checks import whole_number
 from sdo.errors import InputError
 from sdo.figures import epoch_figures
 from sdo.plan import Plan
@@ -60,8 +61,7 @@ def doctor(trainer: Any, *, rows: int = 2, resume: bool = False) -> Diagnosis:
     model = getattr(trainer, "model", None)
     if model is None or not hasattr(trainer, "compute_loss"):
         raise InputError(f"doctor got a {type(trainer).__name__}; expected a transformers or TRL trainer")
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise InputError(f"rows is {rows!r}; expected a whole number from 1")
+    rows = whole_number("rows", rows, 1)
     recorders = [c for c in trainer.callback_handler.callbacks if isinstance(c, GradientRecorder)]
     recorder = recorders[0] if recorders else GradientRecorder("run")
     channel = IdChannel.peek(model)
@@ -216,7 +216,8 @@ class _Examination:
         if self._plan is None:
             return None
         figures = epoch_figures(self._plan, uniform_seed=int(self._plan.organizer.options.get("seed", 0)), epochs=1)
-        return {"name": self._plan.organizer.name, **figures[0], "steps": figures[0]["steps"] * self._steps_per_batch}
+        found = {"name": self._plan.organizer.name, **figures[0], "notes": list(self._plan.notes)}
+        return {**found, "steps": figures[0]["steps"] * self._steps_per_batch}
 
     def _disk(self) -> tuple[Any, ...]:
         if self._schedule is None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
@@ -15,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 from diagnostics.recording import Recording
 from diagnostics.runlog import RunLog
 from diagnostics.signals import DEFAULT_SIGNALS, SIGNALS
+from sdo.checks import integer_array, number_array, whole_number
 from sdo.errors import InputError
 
 
@@ -70,14 +70,11 @@ class GradientRecorder(TrainerCallback, ExportableState):
         unknown = [s for s in signals if s not in SIGNALS]
         if unknown or not signals:
             raise InputError(f"signals are {list(signals)}; expected some of {', '.join(SIGNALS)}")
-        for name, value, low in (("sample_every", sample_every, 0), ("sketch_size", sketch_size, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise InputError(f"{name} is {value!r}; expected a whole number from {low}")
         self.out = Path(out)
         self.signals = tuple(s for s in SIGNALS if s in signals)
         self.weight = weight
-        self.sample_every = sample_every
-        self.sketch_size = sketch_size
+        self.sample_every = whole_number("sample_every", sample_every, 0)
+        self.sketch_size = whole_number("sketch_size", sketch_size, 1)
         self.evaluations = evaluations
         self.trainer = trainer
         self._recording: Recording | None = None
@@ -164,20 +161,26 @@ class GradientRecorder(TrainerCallback, ExportableState):
         name
             What was measured.
         step
-            Number of updates the model had had.
+            Number of updates the model had had, from 0.
         sample_ids
-            Shape ``(n,)``, the evaluated samples.
+            Shape ``(n,)``, integers from 0, the evaluated samples. One that comes several times has several scores.
         scores
-            Shape ``(n,)``; one that is not finite is written as null.
+            Shape ``(n,)``, numbers or booleans; one that is None or not finite is written as null.
 
         Raises
         ------
+        InputError
+            For ids that are no integers, scores that are no numbers, masked entries, and lengths that differ.
         RuntimeError
             Before training, when there is no run folder yet.
         """
+        step = whole_number("step", step, 0)
+        ids, values = integer_array(sample_ids, "sample ids", low=0), number_array(scores, "scores")
+        if len(ids) != len(values):
+            raise InputError(f"there are {len(ids)} sample ids and {len(values)} scores; expected a score for each id")
         if self._log is None:
             raise RuntimeError("log_evaluation was called before training; there is no run folder yet")
-        self._log.add_evaluation(step, name, np.asarray(sample_ids, np.int64), np.asarray(scores, np.float64))
+        self._log.add_evaluation(step, name, ids, values)
         if self._recording is None:
             self._log.flush()
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import as_array, integer_array
 from sdo.errors import InputError
 from sdo.matrixfile import normalise_ids, read_matrix_file
 
@@ -42,6 +43,9 @@ class Embeddings:
         Where the matrix was read from, or None.
     ids
         Shape ``(N,)``, int64 or strings, each once: the key of each row; None where rows are known by their number.
+    merged
+        How many rows point elsewhere than another one, beyond the precision of their type, and are equal to it once
+        rounded. Rows that were equal before are not among them.
     """
 
     unit: NDArray[np.float32]
@@ -49,6 +53,7 @@ class Embeddings:
     fingerprint: str
     path: str | None = None
     ids: NDArray[Any] | None = None
+    merged: int = 0
 
     def __len__(self) -> int:
         return int(self.unit.shape[0])
@@ -75,9 +80,10 @@ class Embeddings:
         Raises
         ------
         InputError
-            If the array is not 2-D, is empty, or does not hold floating-point numbers, or the ids do not fit it.
+            If the array is not 2-D, is empty, has masked entries, or does not hold floating-point numbers, or the ids
+            do not fit it.
         """
-        return cls._normalised(_as_numpy(array), ids, path, bfloat16_bits=False)
+        return cls._normalised(as_array(array, "embeddings"), ids, path, bfloat16_bits=False)
 
     @classmethod
     def read(cls, path: str | Path) -> Embeddings:
@@ -123,7 +129,8 @@ class Embeddings:
             rows = slice(start, start + _BLOCK)
             block = _block_of(matrix, start, min(start + _BLOCK, len(matrix)))
             unit[rows], valid[rows] = unit_rows(_from_bfloat16(block) if bfloat16_bits else block)
-        return cls(unit=unit, valid=valid, fingerprint=_fingerprint(unit, valid), path=path, ids=names)
+        merged = _merged_rows(matrix, unit, valid, bfloat16_bits=bfloat16_bits)
+        return cls(unit, valid, _fingerprint(unit, valid), path, names, merged)
 
     def rows_of(self, keys: ArrayLike, what: str = "keys") -> NDArray[np.int64]:
         """Return the row numbers that keys stand for.
@@ -143,11 +150,14 @@ class Embeddings:
         Raises
         ------
         InputError
-            If the embeddings bring no ids, the kinds differ, or a key is unknown; the first such key is named.
+            If the embeddings bring no ids, the kinds differ, or a key is unknown; the first such key is named. Also for
+            keys that are masked or not one-dimensional.
         """
         if self.ids is None:
             raise InputError(f"{what} are to be looked up, but the embeddings bring no ids; expected ids beside them")
-        wanted = np.asarray(keys)
+        wanted = as_array(keys, what)
+        if wanted.shape == (0,):
+            return np.empty(0, dtype=np.int64)
         kinds = {"i": "integers", "u": "integers", "U": "strings"}
         came, here = kinds.get(wanted.dtype.kind, str(wanted.dtype)), kinds[self.ids.dtype.kind]
         if came != here:
@@ -155,7 +165,9 @@ class Embeddings:
                 f"{what} hold {came}, the ids of the embeddings are {here}; expected the same kind; "
                 f"mend: write the column as {here}, or embed again with ids that are {came}"
             )
-        wanted = wanted.astype(np.int64) if came == "integers" else wanted
+        if wanted.ndim != 1:
+            raise InputError(f"{what} have shape {wanted.shape}; expected (n,), one dimension of keys")
+        wanted = integer_array(wanted, what) if came == "integers" else wanted
         order = np.argsort(self.ids, kind="stable")
         place = np.minimum(np.searchsorted(self.ids, wanted, sorter=order), len(order) - 1)
         rows = order[place]
@@ -274,15 +286,6 @@ def within_batch_cosine(
     return cosine
 
 
-def _as_numpy(array: Any) -> NDArray[Any]:
-    """An array of what may be a torch tensor, known by its methods: the core does not import torch."""
-    if hasattr(array, "detach") and hasattr(array, "cpu"):
-        tensor = array.detach().cpu()
-        # numpy has no bfloat16 of its own; float32 holds each of its numbers exactly.
-        return np.asarray(tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor)
-    return np.asarray(array)
-
-
 def _block_of(matrix: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
     """Rows ``start`` to ``stop - 1``; where :func:`read_matrix_file` mapped a file, by a map of their own.
 
@@ -293,6 +296,39 @@ def _block_of(matrix: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
     offset = matrix.offset + start * matrix.shape[1] * matrix.itemsize
     shape = (stop - start, matrix.shape[1])
     return np.memmap(matrix.filename, dtype=matrix.dtype, mode="r", offset=offset, shape=shape)
+
+
+def _merged_rows(
+    matrix: NDArray[Any], unit: NDArray[np.float32], valid: NDArray[np.bool_], *, bfloat16_bits: bool
+) -> int:
+    """Count the rows that rounding made equal to an earlier one from which they differ; see `Embeddings.merged`."""
+    rows = np.flatnonzero(valid)
+    weight = np.arange(1, unit.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
+    key = np.empty(len(rows), dtype=np.uint64)
+    for start in range(0, len(rows), _BLOCK):
+        part = unit[rows[start : start + _BLOCK]] + np.float32(0)  # -0.0 becomes 0.0
+        key[start : start + _BLOCK] = part.view(np.uint32).astype(np.uint64) @ weight
+    order = np.argsort(key, kind="stable")
+    alike = np.concatenate([[False], key[order][1:] == key[order][:-1]])
+    if not alike.any():
+        return 0
+    first = rows[order[np.maximum.accumulate(np.where(alike, 0, np.arange(len(order))))]]
+    pairs = np.stack([first[alike], rows[order[alike]]])
+    merged = 0
+    for start in range(0, pairs.shape[1], _BLOCK):
+        one, other = pairs[:, start : start + _BLOCK]
+        equal = (unit[one] == unit[other]).all(axis=1)  # the keys may have met by chance
+        left, right = (_directions(matrix[side], bfloat16_bits=bfloat16_bits) for side in (one, other))
+        step = 2.0**-7 if bfloat16_bits or matrix.dtype.name == "bfloat16" else float(np.finfo(matrix.dtype).eps)
+        noise = (2 * step + 1e-13) * np.maximum(np.abs(left), np.abs(right))
+        merged += int((equal & (np.abs(left - right) > noise).any(axis=1)).sum())
+    return merged
+
+
+def _directions(rows: NDArray[Any], *, bfloat16_bits: bool) -> NDArray[np.float64]:
+    wide = np.asarray(_from_bfloat16(rows) if bfloat16_bits else rows, dtype=np.float64)
+    wide = wide / np.abs(wide).max(axis=1, keepdims=True)
+    return np.asarray(wide / np.sqrt(np.square(wide).sum(axis=1, keepdims=True)))
 
 
 def _from_bfloat16(bits: NDArray[Any]) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sdo.checks import whole_number
 from sdo.errors import InputError
 
 if TYPE_CHECKING:
@@ -123,11 +124,8 @@ def zero_rows(embeddings: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
 
 def _check_options(texts: Sequence[str], dim: int, seed: int) -> None:
     """Refuse options and texts of a wrong type or range."""
-    for name, value, low, high in (("dim", dim, 1, None), ("seed", seed, 0, _MAX_SEED)):
-        is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not is_int or value < low or (high is not None and value > high):
-            upper = "" if high is None else f" and at most {high}"
-            raise InputError(f"{name} is {value!r}, expected an integer of at least {low}{upper}")
+    whole_number("dim", dim, 1)
+    whole_number("seed", seed, 0, _MAX_SEED)
     if isinstance(texts, str):
         raise InputError("texts is one string, expected a sequence of strings")
     for index, text in enumerate(texts):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import as_array
 from sdo.errors import InputError
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
@@ -101,7 +102,7 @@ def normalise_ids(ids: ArrayLike, rows: int, what: str) -> NDArray[Any]:
         if texts.dtype.kind == "U" and any(str(i).endswith("\0") for i in ids):
             raise InputError(f"{what}: an id ends in a NUL character; expected text")
         ids = texts
-    array = np.asarray(ids)
+    array = as_array(ids, f"{what}: ids")
     if array.dtype.kind not in "iuU" or (array.dtype.kind == "u" and len(array) and array.max() > np.iinfo("i8").max):
         raise InputError(f"{what}: ids hold {array.dtype}; expected 64-bit integers or strings")
     if array.ndim != 1 or len(array) != rows:

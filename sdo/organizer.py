@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import number, shown, whole_number
 from sdo.embeddings import Embeddings, as_embeddings
 from sdo.errors import InputError
 from sdo.exposure import draw_inverse_exposure, retained_count, split_by_exposure
@@ -19,6 +21,7 @@ from sdo.keys import HOT_DRAW, MAX_SEED, ORDER, RANDOM_NEIGHBORS, distinct_posit
 from sdo.locality import distance_to_anchor, fill, least_exposed, walk
 from sdo.neighbors import CandidateLists, cut_to_members
 from sdo.plan import EpochPlan, Layout, Plan, Steps
+from sdo.resolution import measure_resolution
 from sdo.search import MISSING
 
 Visit = Literal["cover", "anchor"]
@@ -91,7 +94,10 @@ class SDO:
     Notes
     -----
     After Structure-Aware Data Organization, arXiv 2607.27273. The plan is a pure function of embeddings, options, seed
-    and batch size. Above :data:`sdo.neighbors.EXACT_LIMIT` samples, neighbours are approximate.
+    and batch size. Above :data:`sdo.neighbors.EXACT_LIMIT` samples, neighbours are approximate. Rows are rounded to
+    multiples of 2**-24 for it. Where they are so nearly parallel that this decides who is a neighbour, 1 - cosine of
+    neighbours below about 1e-5, making the first epoch warns, once for each :class:`~sdo.embeddings.Embeddings`, and
+    the plan's ``notes`` say how many neighbours are concerned.
 
     Examples
     --------
@@ -117,30 +123,27 @@ class SDO:
         on_invalid: OnInvalid = "raise",
         seed: int = 0,
     ) -> None:
-        _check_whole("k", k, 1, None)
-        _check_number("delta_tau", delta_tau, 0, None, open_low=True)
-        _check_number("retain", retain, 0, 1)
+        self.k = whole_number("k", k, 1)
+        rise = number("delta_tau", delta_tau, 0, open_low=True)
+        self.retain = float(number("retain", retain, 0, 1))
         _check_choice("visit", visit, Visit)
         _check_choice("graph", graph, Graph)
         _check_choice("locality", locality, Locality)
         _check_choice("on_invalid", on_invalid, OnInvalid)
-        _check_whole("seed", seed, 0, MAX_SEED)
+        self.seed = whole_number("seed", seed, 0, MAX_SEED)
         if not isinstance(exposure, bool | np.bool_):
             raise InputError(f"exposure is {exposure!r}; expected True or False")
         self.embeddings: Embeddings = as_embeddings(embeddings)
         if on_invalid == "raise":
             self.embeddings.require_valid()
         self.n_samples = len(self.embeddings)
-        self.k = int(k)
         # Plain numbers, whole ones as int: equal options give equal fingerprints and go into JSON.
-        self.delta_tau = int(delta_tau) if float(delta_tau).is_integer() else float(delta_tau)
-        self.retain = float(retain)
+        self.delta_tau = int(rise) if float(rise).is_integer() else rise
         self.visit = visit
         self.graph = graph
         self.locality = locality
         self.exposure = bool(exposure)
         self.on_invalid = on_invalid
-        self.seed = int(seed)
         self._shared: dict[bytes, _Graphs] = {}
 
     @property
@@ -182,14 +185,15 @@ class SDO:
         batch_size
             Samples of one optimizer step over all ranks and accumulation, B.
         rows
-            Shape ``(n,)``, the samples that exist, where some of the embeddings' rows have none; all by default.
+            Shape ``(n,)``, integers: the samples that exist, where some of the embeddings' rows have none; all by
+            default. A repeated one counts once. A mask is refused: ``numpy.flatnonzero(mask)`` gives its rows.
         layout
             How a step is cut into micro-batches; the plan does not depend on it.
 
         Raises
         ------
         InputError
-            If B is not between 1 and the number of samples.
+            If B is not between 1 and the number of samples, or the rows are no row numbers.
         """
         return _SDOPlan(self, batch_size, rows, layout=layout)
 
@@ -219,16 +223,14 @@ class Uniform:
     """
 
     def __init__(self, source: int | Embeddings | ArrayLike | str | Path, *, seed: int = 0) -> None:
-        _check_whole("seed", seed, 0, MAX_SEED)
+        self.seed = whole_number("seed", seed, 0, MAX_SEED)
         self.embeddings: Embeddings | None
-        if isinstance(source, int | np.integer):
-            _check_whole("number of samples", source, 1, None)
+        if not isinstance(source, Embeddings | str | Path | list | tuple) and np.ndim(source) == 0:
             self.embeddings = None
-            self.n_samples = int(source)
+            self.n_samples = whole_number("number of samples", source, 1)
         else:
             self.embeddings = as_embeddings(source)
             self.n_samples = len(self.embeddings)
-        self.seed = int(seed)
 
     @property
     def name(self) -> str:
@@ -272,12 +274,19 @@ class _Graphs:
         Each sample's nearest samples, or None until they are needed.
     whole
         Shape ``(n, k)``, the graph over all samples.
+    note
+        Set with it: where the grid does not tell neighbours apart, how far.
     """
 
     unit: NDArray[np.float32]
     valid: NDArray[np.bool_]
     lists: CandidateLists | None = None
     whole: NDArray[np.int64] | None = None
+    note: str | None = None
+
+
+# Whose nearly parallel rows were named already.
+_WARNED: WeakSet[Embeddings] = WeakSet()
 
 
 class _SDOPlan(Plan):
@@ -291,6 +300,11 @@ class _SDOPlan(Plan):
         self._pool = np.arange(len(self.ids))
         self._graphs = organizer._graphs(self.ids)
         self._unit, self._valid = self._graphs.unit, self._graphs.valid
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether rounding the embeddings decides neighbours; empty before the first epoch is made."""
+        return () if self._graphs.note is None else (self._graphs.note,)
 
     def make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
         """Walk the pool, then split it for the next epoch; see :meth:`Plan.make_epoch`."""
@@ -360,12 +374,21 @@ class _SDOPlan(Plan):
             what = "usable pool members" if sdo.graph == "dynamic" else "usable samples"
             k = self._lowered(int(self._valid.sum()) - 1, what)
             whole = self._graphs.whole = lists.graph(np.arange(len(self.ids)), k)
+            self._note_resolution(whole)
         if len(pool) == len(self.ids):
             return whole
         inside = np.zeros(len(self.ids) + 1, dtype=np.bool_)
         inside[pool] = True
         cut, _ = cut_to_members(whole[pool].astype(np.int32), inside, whole.shape[1])
         return cut
+
+    def _note_resolution(self, graph: NDArray[np.int64]) -> None:
+        embeddings = self._sdo.embeddings
+        found = measure_resolution(self._unit, self._valid, graph)
+        self._graphs.note = found.note(embeddings.merged, len(embeddings))
+        if self._graphs.note is not None and embeddings not in _WARNED:
+            _WARNED.add(embeddings)
+            warnings.warn(self._graphs.note, stacklevel=2)
 
     def _lowered(self, others: int, what: str) -> int:
         k = max(0, min(self._sdo.k, others))
@@ -410,29 +433,12 @@ class _UniformPlan(Plan):
 
 
 def _with_seed(organizer: _Seeded, seed: int) -> _Seeded:
-    _check_whole("seed", seed, 0, MAX_SEED)
     other = copy.copy(organizer)
-    other.seed = int(seed)
+    other.seed = whole_number("seed", seed, 0, MAX_SEED)
     return other
-
-
-def _check_whole(name: str, value: object, low: int, high: int | None) -> None:
-    span = f"a whole number from {low}" + (f" to {high}" if high is not None else "")
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InputError(f"{name} is {value!r}; expected {span}")
-    if value < low or (high is not None and value > high):
-        raise InputError(f"{name} is {value}; expected {span}")
-
-
-def _check_number(name: str, value: object, low: float, high: float | None, *, open_low: bool = False) -> None:
-    span = f"a number {'above' if open_low else 'from'} {low}" + (f" to {high}" if high is not None else "")
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
-        raise InputError(f"{name} is {value!r}; expected {span}")
-    if value < low or (open_low and value == low) or (high is not None and value > high):
-        raise InputError(f"{name} is {value}; expected {span}")
 
 
 def _check_choice(name: str, value: object, choices: Any) -> None:
     known = get_args(choices)
-    if value not in known:
-        raise InputError(f"{name} is {value!r}; expected one of {', '.join(known)}")
+    if not isinstance(value, str) or value not in known:
+        raise InputError(f"{name} is {shown(value)}; expected one of {', '.join(known)}")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from sdo.checks import integer_array, whole_number
 from sdo.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,9 +38,8 @@ class Layout:
     accumulation: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("processes", self.processes), ("accumulation", self.accumulation)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is {value!r}; expected a whole number from 1")
+        whole_number("processes", self.processes, 1)
+        whole_number("accumulation", self.accumulation, 1)
 
     @property
     def micro_batches(self) -> int:
@@ -252,27 +252,25 @@ class Plan(ABC):
         self,
         organizer: Organizer,
         batch_size: int,
-        rows: NDArray[np.int64] | None = None,
+        rows: ArrayLike | None = None,
         *,
         layout: Layout = Layout(),
     ) -> None:
         if not isinstance(getattr(type(self), "version", None), int):
             raise TypeError(f"{type(self).__name__} has no version; expected a class attribute, a whole number")
         self.organizer = organizer
-        self.ids = np.arange(organizer.n_samples) if rows is None else np.unique(np.asarray(rows, dtype=np.int64))
+        self.ids = np.arange(organizer.n_samples) if rows is None else np.unique(integer_array(rows, "rows"))
         if len(self.ids) and (self.ids[0] < 0 or self.ids[-1] >= organizer.n_samples):
             raise InputError(
                 f"sample ids reach from {self.ids[0]} to {self.ids[-1]}; expected 0 to {organizer.n_samples - 1}, "
                 "the rows of the embeddings"
             )
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise InputError(f"batch size is {batch_size!r}; expected a whole number from 1")
-        if batch_size > len(self.ids):
+        self.batch_size = whole_number("batch size", batch_size, 1)
+        if self.batch_size > len(self.ids):
             raise InputError(
                 f"batch size {batch_size} is larger than the {len(self.ids)} samples; expected at most as many, since "
                 "a batch holds distinct samples; mend: lower the batch size or the accumulation"
             )
-        self.batch_size = int(batch_size)
         self.layout = layout
         self._epochs: list[EpochPlan] = []
         self._first_steps: list[int] = []
@@ -280,6 +278,11 @@ class Plan(ABC):
     def __repr__(self) -> str:
         name, known = self.organizer.name, len(self._epochs)
         return f"<plan of {name}: {len(self.ids)} samples, batch size {self.batch_size}, {known} epochs made so far>"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is unusual about the epochs made so far, a line each."""
+        return ()
 
     @abstractmethod
     def make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:
@@ -307,6 +310,7 @@ class Plan(ABC):
         epoch
             e, from 0.
         """
+        epoch = whole_number("epoch", epoch, None)
         if epoch < 0:
             raise IndexError(f"epoch is {epoch}; epochs count from 0")
         while len(self._epochs) <= epoch:
@@ -336,9 +340,8 @@ class Plan(ABC):
                 "each; fix: ragged = True in the plan's class"
             )
         ids, offsets = made.steps.trained()
-        places = self.positions(ids)
-        known = places < len(self.ids)
-        known[known] = self.ids[places[known]] == ids[known]
+        places = np.searchsorted(self.ids, ids)
+        known = self.ids[np.minimum(places, len(self.ids) - 1)] == ids
         if not known.all():
             raise InputError(f"{what} holds sample {ids[~known][0]}; expected the samples that the plan serves")
         keys = np.sort(np.repeat(np.arange(len(sizes)), np.diff(offsets)) * len(self.ids) + places)
@@ -359,6 +362,7 @@ class Plan(ABC):
         step
             From 0.
         """
+        step = whole_number("step", step, None)
         if step < 0:
             raise IndexError(f"step is {step}; steps count from 0")
         last = self.epoch(max(0, len(self._epochs) - 1))
@@ -369,7 +373,7 @@ class Plan(ABC):
     def step(self, step: int) -> StepPlan:
         """Return what one step holds."""
         epoch = self.epoch_of(step)
-        return epoch.steps[step - epoch.first_step]
+        return epoch.steps[int(step) - epoch.first_step]
 
     def batch(self, step: int) -> NDArray[np.int64]:
         """Return the sample ids of one step, shape ``(n,)``, without fillers."""
@@ -385,6 +389,7 @@ class Plan(ABC):
         offsets
             Shape ``(stop - start + 1,)``: step ``start + t`` holds ``ids[offsets[t] : offsets[t + 1]]``.
         """
+        start, stop = whole_number("start", start, None), whole_number("stop", stop, None)
         parts, ends = [np.empty(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
         while start < stop:
             epoch = self.epoch_of(start)
@@ -426,9 +431,25 @@ class Plan(ABC):
 
         return OrganizedBatchSampler(self, rank=rank)
 
-    def positions(self, ids: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
-        """Return where sample ids stand in :attr:`ids`, which ledgers are aligned with; same shape."""
-        return np.searchsorted(self.ids, ids)
+    def positions(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Return where sample ids stand in :attr:`ids`, which ledgers are aligned with.
+
+        Parameters
+        ----------
+        ids
+            Shape ``(n,)``.
+
+        Raises
+        ------
+        InputError
+            If the plan does not serve one of them.
+        """
+        wanted = integer_array(ids, "sample ids")
+        place = np.searchsorted(self.ids, wanted)
+        unknown = np.flatnonzero(self.ids[np.minimum(place, len(self.ids) - 1)] != wanted)
+        if len(unknown):
+            raise InputError(f"sample id {wanted[unknown[0]]} is none of the {len(self.ids)} that the plan serves")
+        return place
 
     def counts(self, stop: int) -> NDArray[np.int64]:
         """Return how often each sample stands in steps 0 to ``stop - 1``, shape ``(n,)``, aligned with :attr:`ids`."""

@@ -11,6 +11,7 @@ from transformers import Trainer
 
 from diagnostics.completions import unfollowed
 from diagnostics.launch import check_launch, require_positions
+from sdo.checks import integer_array
 from sdo.errors import InputError
 from sdo.grpo import GenerationLayout
 from sdo.organizer import Organizer
@@ -142,7 +143,7 @@ def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -
         rows = embeddings.rows_of(column, f"column {id_column!r}")
         source = f"row of the embeddings whose id is in column {id_column!r}"
     elif column.dtype.kind in "iu":
-        rows, source = column.astype(np.int64), f"column {id_column!r}, row of the embeddings"
+        rows, source = integer_array(column, f"column {id_column!r}"), f"column {id_column!r}, row of the embeddings"
     else:
         raise InputError(
             f"column {id_column!r} holds {column.dtype}; expected integers, the rows of the embeddings; "

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from sdo.checks import integer_array, whole_number
 from sdo.errors import InputError
 from sdo.plan import Plan, StepPlan, describe_difference
 
@@ -53,7 +54,7 @@ class OrganizedSampler(Sampler[int]):
         trainer_epoch: Callable[[], int] | None = None,
     ) -> None:
         self.plan = plan
-        self._positions = positions
+        self._positions = _checked(positions, plan)
         self._epoch = 0
         self._drawn = 0  # positions that the latest iterator handed out
         self._skip = 0  # of them, those that the next iterator leaves out
@@ -78,6 +79,7 @@ class OrganizedSampler(Sampler[int]):
         epoch
             Trainer epoch, from 0.
         """
+        epoch = whole_number("epoch", epoch, 0)
         if epoch != self._epoch:
             self._epoch, self._skip = epoch, 0
 
@@ -175,10 +177,9 @@ class OrganizedBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, plan: Plan, positions: NDArray[np.int64] | None = None, *, rank: int = 0) -> None:
-        if not 0 <= rank < plan.layout.processes:
-            raise InputError(f"rank is {rank}; expected 0 to {plan.layout.processes - 1}, the processes of the plan")
+        rank = whole_number("rank", rank, 0, plan.layout.processes - 1)
         self.plan = plan
-        self._positions = positions
+        self._positions = _checked(positions, plan)
         self._rank = rank
         self._next = (0, 0)  # step and turn from which the next iterator goes on
         self._at = (0, 0)  # those of the latest one
@@ -234,6 +235,15 @@ def micro_batches(step: StepPlan, count: int) -> list[NDArray[np.int64]]:
             f"a step of {len(step)} samples cannot fill {count} micro-batches; expected one sample in each"
         )
     return parts
+
+
+def _checked(positions: NDArray[np.int64] | None, plan: Plan) -> NDArray[np.int64] | None:
+    if positions is None:
+        return None
+    positions = integer_array(positions, "positions", low=0)
+    if len(positions) != len(plan.ids):
+        raise InputError(f"there are {len(positions)} positions; expected one for each of {len(plan.ids)} ids")
+    return positions
 
 
 def _rows(plan: Plan, positions: NDArray[np.int64] | None, ids: NDArray[np.int64]) -> NDArray[np.int64]:

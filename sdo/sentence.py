@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from sdo.checks import whole_number
 from sdo.errors import InputError
 from sdo.sources import HUB_ID
 
@@ -149,8 +150,8 @@ class SentenceEncoder:
         if pooling not in POOLINGS:
             raise InputError(f"pooling is {pooling!r}; expected one of {', '.join(POOLINGS)}")
         for name, value in (("batch size", batch_size), ("max length", max_length)):
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; expected at least 1")
+            if value is not None:
+                whole_number(name, value, 1)
         self.place = place
         self.batch_size = batch_size
         self._device = device

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdo.checks import whole_number
 from sdo.errors import InputError, error_line
-from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
+from sdo.rowfiles import READERS, Row, require_columns, require_distinct_columns, whole_numbers
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 HUB_ID = re.compile(r"[\w.-]+(?:/[\w.-]+)?")  # what can be one, of a dataset or a model
@@ -75,8 +76,8 @@ class Source:
         InputError
             Naming the row that lacks the column or holds something else, or saying that there are no rows.
         """
-        if limit is not None and limit < 1:
-            raise InputError(f"limit is {limit}, expected at least 1")
+        if limit is not None:
+            whole_number("limit", limit, 1)
         columns = [selection.column] if selection.id_column is None else [selection.column, selection.id_column]
         count = 0
         for where, row in self.rows(columns):
@@ -278,6 +279,9 @@ def load_whole(place: Place, config: str | None, split: str, *, progress: bool) 
         ) from error
     if not progress:
         datasets.disable_progress_bars()
+    if place.path is not None:
+        for path in [place.path] if place.path.is_file() else sorted(place.path.rglob("*.csv")):
+            require_distinct_columns(path)
     what = f"{place.name} ({'hub id' if place.path is None else place.kind}), split {split}"
     parts = [(name, _instruction(name, slice_, what)) for name, slice_ in _parts(split)]
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sdo.checks import whole_number
 from sdo.errors import InputError
 
 _Item = TypeVar("_Item")
@@ -113,8 +114,7 @@ def generate(n: int, *, seed: int, families: Sequence[str] | None = None) -> lis
 def _check(n: int, seed: int, names: list[str]) -> None:
     """Refuse wrong arguments of `generate`."""
     for label, value in (("n", n), ("seed", seed)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(f"{label} is {value!r}, expected an integer of at least 0")
+        whole_number(label, value, 0)
     unknown = [name for name in names if name not in FAMILIES]
     if unknown or not names:
         raise InputError(f"unknown families {unknown}, expected some of {', '.join(FAMILIES)}")

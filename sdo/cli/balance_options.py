@@ -115,6 +115,12 @@ def _read_runs(args: argparse.Namespace) -> list[Predictions]:
         if any(path.resolve() == other.resolve() for _, other in given[:i]):
             raise InputError(f"{path} came twice; expected different predictions")
     names = _names(given)
+    if not any(path.is_dir() for _, path in given):
+        for option in ("evaluation", "step"):
+            if getattr(args, option) is not None:
+                raise InputError(
+                    f"--{option} {getattr(args, option)}: it is for run folders, and none came; mend: leave it out"
+                )
     if args.baseline is not None and args.baseline not in names:
         raise InputError(f"--baseline {args.baseline!r} is no run; expected one of {', '.join(names)}")
     return [

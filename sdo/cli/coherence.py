@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--smooth",
         type=int,
         metavar="W",
-        help="average the directions of the last W steps before the cosine, in matrix and picture only",
+        help="average the directions of the last W steps, at most all, before the cosine, in matrix and picture only",
     )
     parser.set_defaults(run=run)
 
@@ -64,11 +64,20 @@ def run(args: argparse.Namespace) -> int:
     signals = _signals(list(runs.values()), args.signal)
     for one in runs.values():
         check_gradients(one, signals)
+        _check_smooth(args.smooth, one)
     check_out_folder(args.out, overwrite=args.overwrite)
     make_folder(args.out)
     report = _Report(args.out, runs, signals, args.smooth)
     report.write()
     return 1 if report.parts.failed else 0
+
+
+def _check_smooth(smooth: int | None, run: Run) -> None:
+    """Refuse a window that is longer than the run: every cell would be a mean over all steps before it."""
+    if smooth is not None and smooth > max(1, steps := run.steps().num_rows):
+        raise InputError(
+            f"--smooth {smooth}: {run.path} has {steps} steps; expected at most as many, and far fewer to see anything"
+        )
 
 
 def _signals(runs: list[Run], wanted: str | None) -> list[str]:

@@ -169,7 +169,7 @@ def _read_embeddings(options: OrganizerSection, path: str, rows: Rows) -> Embedd
 def _count_samples(options: OrganizerSection, rows: Rows) -> int:
     """How many samples the ids of the data reach over, where no embeddings say so."""
     ids: list[Any] = list(rows.dataset[options.id_column])
-    if not all(isinstance(i, int) and i >= 0 for i in ids):
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise InputError(
             f"column {options.id_column!r} holds other things than row numbers, and organizer.embeddings is missing; "
             "expected integers from 0, or embeddings with these ids; mend: name the matrix or another id_column"

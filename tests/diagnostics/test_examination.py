@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from diagnostics import GradientRecorder, doctor
 from diagnostics.batch_ids import _channels
 from diagnostics.sketch import GradientSketch
+from sdo import SDO, attach
 from sdo.errors import InputError
 
 CASES = ["fused", "tied", "head", "right", "bf16", "qwen3", "gemma2", "gpt2", "lora", "lora_a", "lora_head"]
@@ -91,6 +92,22 @@ def test_the_plan_is_summed_up(kit, runs, tmp_path):
     assert diagnosis.schedule["steps_per_epoch"] == recorded.handle.sampler.steps_per_epoch
     assert f"its first epoch: {len(epoch.steps)} steps" in str(diagnosis)
     assert "tied with lm_head.weight" in str(diagnosis)
+
+
+def test_neighbours_that_rounding_decides_are_named(kit, runs, tmp_path):
+    recorded = fresh(kit, runs, "tied", tmp_path)
+    assert doctor(recorded.trainer).organizer["notes"] == []
+    recorded.handle.detach()
+    n = len(recorded.trainer.train_dataset)
+    rows = 1 + 1e-4 * np.random.default_rng(0).standard_normal((max(recorded.ids) + 1, 64))
+    attach(recorded.trainer, SDO(rows, k=2))
+    with pytest.warns(UserWarning, match="so nearly parallel that rounding"):
+        diagnosis = doctor(recorded.trainer)
+    (note,) = diagnosis.organizer["notes"]
+    assert f"of the 2 nearest of each of {n} rows" in note
+    assert f"\nnote        {note}\n" in str(diagnosis)
+    assert diagnosis.to_dict()["organizer"]["notes"] == [note]
+    assert diagnosis.ok
 
 
 def test_memory_is_that_of_the_tables_and_of_the_copies(kit, runs, tmp_path):

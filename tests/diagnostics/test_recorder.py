@@ -335,6 +335,30 @@ def test_log_evaluation_writes_scores_of_the_users_own(kit, tmp_path):
     ]
 
 
+def test_log_evaluation_refuses_what_it_would_write_as_something_else(kit, tmp_path):
+    recorded = kit.Recorded(tmp_path, kit.Case(trainer="right", max_steps=1))
+    recorder = recorded.recorder
+    recorded.train()
+    masked = np.ma.masked_array([1.0, 0.5], mask=[False, True])
+    for step, ids, scores, message in (
+        (1.5, [1, 2], [1, 0], "step is 1.5; expected a whole number from 0"),
+        (True, [1, 2], [1, 0], "step is True"),
+        (-1, [1, 2], [1, 0], "step is -1"),
+        (1, [True, False], [1, 0], "sample ids hold True and False"),
+        (1, [1.0, 2.7], [1, 0], "sample ids hold float64"),
+        (1, [[1, 2]], [1, 0], "sample ids have shape"),
+        (1, [1, -2], [1, 0], "sample ids hold -2"),
+        (1, [1, 2], masked, "scores hold masked entries"),
+        (1, [1, 2], ["1", "0"], "scores hold <U1"),
+        (1, [1, 2], [[1], [0]], "scores have shape"),
+        (1, [1, 2], [1], "there are 2 sample ids and 1 scores; expected a score for each id"),
+    ):
+        with pytest.raises(InputError, match=message):
+            recorder.log_evaluation("correct", step, ids, scores)
+    recorder.log_evaluation("correct", np.int64(1), torch.tensor([2, 1]), [True, None])
+    assert [(row["sample_id"], row["score"]) for row in recorded.rows("evaluations")] == [(2, 1.0), (1, None)]
+
+
 # ---------------------------------------------------------------------- exposure
 
 

@@ -127,6 +127,8 @@ def test_invalid_rows_are_named():
         (np.ones((4, 0)), "are empty"),
         (np.ones((3, 2), dtype=np.int64), "hold int64; expected float16, float32, float64 or bfloat16"),
         (np.array([["a", "b"]], dtype=object), "hold object"),
+        (np.ma.masked_array(np.ones((3, 2)), mask=np.eye(3, 2)), "embeddings hold masked entries"),
+        ([[1.0, 2.0], [3.0]], "embeddings make no array"),
     ],
 )
 def test_what_is_no_matrix_is_refused(array, message):
@@ -204,6 +206,7 @@ def test_ids_name_rows_and_leave_the_fingerprint_alone():
         (["a", "a\0", "b"], "an id ends in a NUL character"),
         (np.array([b"a", b"b", b"c"]), "ids hold |S1; expected 64-bit integers or strings"),
         (np.array([1, 2, 2**64 - 1], dtype=np.uint64), "ids hold uint64; expected 64-bit integers or strings"),
+        (np.ma.masked_array([1, 2, 3], mask=[1, 0, 0]), "embeddings: ids hold masked entries"),
     ],
 )
 def test_wrong_ids_are_refused(ids, message):
@@ -217,6 +220,8 @@ def test_wrong_ids_are_refused(ids, message):
         (["a", "x", "y"], r"^column 'id': 'x' \(row 1\) is not among the 3 ids of the embeddings, nor are 1 others"),
         ([0, 1], "column 'id' hold integers, the ids of the embeddings are strings; expected the same kind"),
         (np.array([None, "a"]), "column 'id' hold object"),
+        (np.array([["a"], ["b"]]), r"column 'id' have shape \(2, 1\); expected \(n,\)"),
+        (np.ma.masked_array(["a", "b"], mask=[1, 0]), "column 'id' hold masked entries"),
     ],
 )
 def test_unknown_keys_are_refused(keys, message):
@@ -225,6 +230,13 @@ def test_unknown_keys_are_refused(keys, message):
         embeddings.rows_of(keys, "column 'id'")
     with pytest.raises(InputError, match="bring no ids"):
         Embeddings.from_array(np.eye(3)).rows_of([1])
+
+
+def test_a_key_too_large_for_64_bits_is_not_read_as_another():
+    named = Embeddings.from_array(np.eye(2), ids=[-1, 5])
+    with pytest.raises(InputError, match="keys hold uint64, such as 18446744073709551615; expected whole numbers"):
+        named.rows_of(np.array([2**64 - 1], dtype=np.uint64))  # wrapped around, it would be -1
+    assert named.rows_of([]).tolist() == []
 
 
 def test_within_batch_cosine_is_the_mean_over_pairs_with_a_direction():

@@ -205,6 +205,9 @@ def test_duplicated_rows_are_no_special_case():
         ({"k": 0}, "k is 0; expected a whole number from 1"),
         ({"k": 2.5}, "k is 2.5"),
         ({"k": True}, "k is True"),
+        ({"k": np.array([4, 5])}, r"k is array\(\[4, 5\]\)"),
+        ({"delta_tau": True}, "delta_tau is True"),
+        ({"visit": np.array(["cover"])}, "visit is array"),
         ({"delta_tau": 0}, "delta_tau is 0; expected a number above 0"),
         ({"delta_tau": float("nan")}, "delta_tau is nan"),
         ({"retain": 1.2}, "retain is 1.2; expected a number from 0 to 1"),
@@ -231,6 +234,13 @@ def test_batch_sizes_out_of_range_are_refused(size, message):
         SDO(np.eye(4)).plan(size)
     with pytest.raises(InputError, match=message):
         Uniform(4).plan(size)
+
+
+@pytest.mark.parametrize("samples", [0, 4.0, True, None, np.array(4.0)])
+def test_a_number_of_samples_that_is_none_is_refused(samples):
+    with pytest.raises(InputError, match=r"number of samples is .*; expected a whole number from 1"):
+        Uniform(samples)
+    assert Uniform(np.array(4)).n_samples == 4
 
 
 def test_batch_of_all_samples():

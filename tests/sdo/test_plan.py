@@ -100,6 +100,43 @@ def test_rows_outside_the_embeddings_are_refused(rows, message):
         SDO(MATRIX).plan(2, rows=np.array(rows))
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.arange(23) % 2 == 0, "rows hold True and False; .*; mend: numpy.flatnonzero"),
+        ([0.5, 1.7], "rows hold float64"),
+        ([[0, 1], [2, 3]], r"rows have shape \(2, 2\)"),
+        (np.ma.masked_array([0, 1, 2], mask=[0, 1, 0]), "rows hold masked entries"),
+        (["0", "1"], "rows hold <U1"),
+    ],
+)
+def test_rows_that_would_be_read_as_others_are_refused(rows, message):
+    for organizer in (SDO(MATRIX, k=2), Uniform(23)):
+        with pytest.raises(InputError, match=message):
+            organizer.plan(1, rows=rows)
+
+
+@pytest.mark.parametrize("number", [1.0, True, "1", None, np.array([1])])
+def test_steps_epochs_and_seeds_are_whole_numbers(number):
+    for plan in plans():
+        for ask in (plan.epoch, plan.epoch_of, plan.batch, plan.counts, plan.redraw):
+            with pytest.raises(InputError, match="expected a whole number"):
+                ask(number)
+        with pytest.raises(InputError, match=r"stop is .*; expected a whole number"):
+            plan.batches(0, number)
+        assert (plan.batch(np.array(1)) == plan.batch(1)).all()
+
+
+def test_positions_are_those_of_the_plans_own_ids():
+    plan = Uniform(23).plan(2, rows=np.array([3, 9, 17]))
+    assert plan.positions([17, 3]).tolist() == [2, 0]
+    for odd in (4, 18, -1):
+        with pytest.raises(InputError, match=f"sample id {odd} is none of the 3 that the plan serves"):
+            plan.positions([3, odd])
+    with pytest.raises(InputError, match="sample ids hold float64"):
+        plan.positions([3.0])
+
+
 @pytest.mark.parametrize("size", [0, -1, 2.0, "4", None, True, np.nan])
 def test_a_batch_size_that_is_none_is_refused(size):
     with pytest.raises(InputError, match=r"batch size is .*; expected a whole number from 1"):

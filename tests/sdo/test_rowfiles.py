@@ -3,7 +3,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sdo.errors import InputError
-from sdo.rowfiles import READERS, require_columns, whole_numbers
+from sdo.rowfiles import READERS, require_columns, require_distinct_columns, whole_numbers
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
@@ -52,3 +52,41 @@ def test_columns_and_whole_numbers():
         require_columns(["x"], [], "here")
     assert whole_numbers(["0", "-4", "12"]) == [0, -4, 12]
     assert whole_numbers(["0", "007"]) == ["0", "007"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "message"),
+    [
+        (".csv", b"a,b,a\n1,2,3\n", "^{path}: 'a' stands there 2 times; expected each name once; mend"),
+        (".csv", b"a,b,b,b\n", "^{path}: 'b' stands there 3 times"),
+        (".jsonl", b'{"a": 1}\n{"a": 1, "b": 2, "a": 3}\n', "^{path}, line 2: 'a' stands there 2 times"),
+        (".jsonl", b'{"a": [{"role": "x", "role": "y"}]}\n', "^{path}, line 1: 'role' stands there 2 times"),
+    ],
+)
+def test_a_name_that_stands_twice_is_refused(tmp_path, suffix, text, message):
+    """Python would take the last of two values without a word."""
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(text)
+    with pytest.raises(InputError, match=message.format(path=path)):
+        list(READERS[suffix](path, ("a",)))
+
+
+def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+    for read in (lambda: list(READERS[".parquet"](path, ("a",))), lambda: require_distinct_columns(path)):
+        with pytest.raises(InputError, match="'a' stands there 2 times; expected each name once"):
+            read()
+
+
+def test_empty_names_behind_the_last_column_are_nobodys(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a,,\nx,,\n")
+    assert [row["a"] for _, row in READERS[".csv"](path, ("a",))] == ["x"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "missing.csv"])
+def test_headers_that_cannot_be_read_are_left_to_the_reader(tmp_path, name):
+    if not name.startswith("missing"):
+        (tmp_path / name).write_bytes(b"\xff\xfe")
+    assert require_distinct_columns(tmp_path / name) is None

@@ -75,6 +75,20 @@ def test_positions_turn_ids_into_dataset_rows(shuffled, size):
     assert set(rows.tolist()) <= set(range(12))
 
 
+def test_positions_and_epochs_that_would_be_read_as_others_are_refused():
+    plan = Uniform(4, seed=0).plan(2)
+    for positions, message in (
+        (np.ones(4, dtype=bool), "positions hold True and False"),
+        (np.arange(4) / 2, "positions hold float64"),
+        (np.arange(3), "there are 3 positions; expected one for each of 4 ids"),
+        ([0, 1, 2, -1], "positions hold -1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            OrganizedSampler(plan, positions)
+    with pytest.raises(InputError, match=r"epoch is 0\.5; expected a whole number from 0"):
+        OrganizedSampler(plan).set_epoch(0.5)
+
+
 def test_without_positions_the_ids_are_handed_out():
     plan = Uniform(50, seed=0).plan(2, rows=np.array([7, 9, 31]))
     assert set(OrganizedSampler(plan)) == {7, 9, 31}
@@ -106,7 +120,7 @@ def test_seeds():
     assert len({tuple(epoch) for epoch in first}) == 3
 
 
-@pytest.mark.parametrize("name", ["sdo.organizer", "sdo.sampler", "sdo.plan", "sdo.cli.config"])
+@pytest.mark.parametrize("name", ["sdo.organizer", "sdo.sampler", "sdo.plan", "sdo.checks", "sdo.cli.config"])
 def test_examples_in_docstrings(name):
     module = importlib.import_module(name)
     result = doctest.testmod(module, raise_on_error=False)
@@ -204,7 +218,7 @@ def test_a_stateful_data_loader_resumes(workers, batches):
 def test_ranks_beyond_the_layout_are_refused():
     plan = Uniform(8).plan(4, layout=Layout(processes=2))
     for rank in (-1, 2):
-        with pytest.raises(InputError, match=f"rank is {rank}; expected 0 to 1"):
+        with pytest.raises(InputError, match=f"rank is {rank}; expected a whole number from 0 to 1"):
             plan.sampler(rank=rank)
 
 

@@ -79,7 +79,7 @@ def test_options_out_of_range_are_refused(folder):
     place = find_model(str(folder))
     for options, message in (
         ({"pooling": "max"}, "pooling is 'max'; expected one of own, mean, cls, last"),
-        ({"batch_size": 0}, "batch size is 0; expected at least 1"),
+        ({"batch_size": 0}, "batch size is 0; expected a whole number from 1"),
         ({"max_length": 0}, "max length is 0"),
     ):
         with pytest.raises(InputError, match=message):

@@ -168,6 +168,7 @@ def test_wrong_input_writes_nothing(runs, tmp_path):
         ((runs[0], "--signal", "head"), "no signal 'head'"),
         ((cut,), part.name),
         ((runs[0], "--smooth", "0"), "--smooth 0"),
+        ((*runs, "--smooth", "13"), "--smooth 13: .*uniform has 12 steps; expected at most as many"),
     ):
         with pytest.raises(InputError, match=message):
             call(*arguments, "--out", out)

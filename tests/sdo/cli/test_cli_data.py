@@ -137,3 +137,14 @@ def test_embeddings_are_made_of_the_same_slices(names):
     for name in ("folder", "saved", "one"):
         texts = [text for _, text in open_source(name, split="train[-2:]+train[:1%]").texts(Selection("text"))]
         assert texts == ["row 198", "row 199", "row 0", "row 1"]
+
+
+def test_two_columns_of_one_name_are_refused_wherever_the_file_lies(tmp_path, monkeypatch):
+    """datasets would call the second one q.1, and train on the first."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    for name in ("a.csv", "folder/train.csv"):
+        Path(name).write_text("q,a,q\nx,1,y\n")
+    for name, there in (("a.csv", "a.csv"), ("folder", "folder/train.csv")):
+        with pytest.raises(InputError, match=f"^dataset_name {there}: 'q' stands there 2 times; expected each"):
+            load(name, "train")

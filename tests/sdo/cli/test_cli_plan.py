@@ -364,3 +364,15 @@ def test_a_failed_write_leaves_no_half_plan(here, capsys, monkeypatch):
     assert plan("--batch-size", 4) in (1, 2)
     assert "No space left" in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["E.npy"]
+
+
+def test_neighbours_that_rounding_decides_are_noted(here, capsys):
+    rows = 1 + 1e-3 * np.random.default_rng(0).standard_normal((200, 64))
+    np.save("close.npy", rows)
+    np.save("centred.npy", rows - rows.mean(axis=0))
+    assert plan("--batch-size", 8, "--epochs", 2, embeddings="close.npy", out="close.parquet") == 0
+    (note,) = json.loads((here / "close.json").read_text())["notes"]
+    assert "so nearly parallel that rounding to multiples of 2**-24 decides who is a neighbour" in note
+    assert f"\nnote: {note}\n" in capsys.readouterr().out
+    assert plan("--batch-size", 8, "--epochs", 2, embeddings="centred.npy", out="centred.parquet") == 0
+    assert json.loads((here / "centred.json").read_text())["notes"] == []

@@ -155,12 +155,14 @@ def test_a_column_of_keys_finds_the_rows_of_embeddings_with_ids(here, capsys):
     assert info()["dataset"]["sample_id"] == "row of the embeddings whose id is in column 'uid'"
     assert info()["embeddings"]["ids"] == "strings"
     capsys.readouterr()
-    # Without the embeddings nothing says what the keys mean.
-    assert sft(dataset_name="keyed.jsonl", organizer={"name": "uniform", "id_column": "uid"}) == 2
-    assert (
-        "column 'uid' holds other things than row numbers, and organizer.embeddings is missing"
-        in capsys.readouterr().err
-    )
+    # Without the embeddings nothing says what the keys mean; nor are true and false the rows 1 and 0.
+    write_rows(Path("flags.jsonl"), uid=[i % 2 == 0 for i in range(N)])
+    for name in ("keyed.jsonl", "flags.jsonl"):
+        assert sft(dataset_name=name, organizer={"name": "uniform", "id_column": "uid"}) == 2
+        assert (
+            "column 'uid' holds other things than row numbers, and organizer.embeddings is missing"
+            in capsys.readouterr().err
+        )
 
 
 def test_ids_that_no_column_names_leave_the_position(here, capsys):
