@@ -45,6 +45,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--step", type=int, help="default: the last evaluated")
 
 
+def sources_of(args: argparse.Namespace) -> list[Path | str | None]:
+    """Return what is read, which results must not replace."""
+    return [*(_named(one)[1] for one in args.predictions), args.embeddings, args.labels, args.prompts]
+
+
 @dataclass(frozen=True, eq=False)
 class BalanceMaterial:
     """Predictions, clusters and prompts as they were read."""

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     signals = _signals(list(runs.values()), args.signal)
     for one in runs.values():
         check_gradients(one, signals)
-    check_out_folder(args.out, overwrite=args.overwrite)
+    check_out_folder(args.out, overwrite=args.overwrite, sources=args.runs)
     make_folder(args.out)
     report = _Report(args.out, runs, signals, args.smooth)
     report.write()

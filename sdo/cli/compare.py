@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     pairing = pair_runs(baseline, against)
     found = compare_seeds(pairing)
     if args.out is not None:
-        check_out_folder(args.out, overwrite=args.overwrite)
+        check_out_folder(args.out, overwrite=args.overwrite, sources=(*args.baseline, *args.against))
         make_folder(args.out)
     notes = _notes(pairing, found)
     print(_table(found))

@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
             find_embeddings(one, args.embeddings)
         except InputError as error:
             raise InputError(f"{one.path}: {error}") from error
-    check_out_folder(args.out, overwrite=args.overwrite)
+    sources = (*args.runs, args.embeddings)
+    check_out_folder(args.out, overwrite=args.overwrite, sources=sources, files=("locality.json",))
     make_folder(args.out)
     report = _Report(args, runs)
     report.write()

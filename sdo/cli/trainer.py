@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sdo.cli.config import OrganizerOptions
 from sdo.cli.data import Rows, load_rows
+from sdo.cli.outputs import check_place, missing_folders, remove_empty, try_folder
 from sdo.cli.train import Options, build_organizer, check_before_loading, plain_errors, read_options, resume_from
 from sdo.errors import InputError
 from sdo.organizer import Organizer
@@ -57,6 +60,10 @@ class Setup:
         Set by :meth:`build_organizer`; None where no section asks for one, or it was refused.
     refused
         None where a refusal is raised at once; else the list that collects refusals of the organizer.
+    places
+        What is wrong with the folders of the outputs, where nothing is to be written.
+    missing
+        Folders of the outputs that were not there, innermost first; they go again if nothing comes of the training.
     """
 
     options: Options
@@ -64,6 +71,8 @@ class Setup:
     trainer: Any = None
     organizer: Organizer | None = None
     refused: list[str] | None = None
+    places: list[str] = field(default_factory=list)
+    missing: list[Path] = field(default_factory=list)
 
     def build_organizer(self, rows: Rows, training_seed: int) -> None:
         """Build the organizer where the run file asks for one.
@@ -152,11 +161,54 @@ def prepare(method: Method, args: argparse.Namespace, *, scratch: str | None = N
     setup = Setup(options=options, resume=resume_from(training.resume_from_checkpoint, training.output_dir))
     if scratch is None:
         check_before_loading(options, bool(setup.resume))
+        _check_outputs(setup, script, training, model)
     else:
         setup.refused = []
+        try:
+            _check_outputs(setup, script, training, model)
+        except InputError as error:
+            setup.places.append(str(error))
         training.output_dir, training.report_to, training.push_to_hub = scratch, [], False
-    _build_trainer(setup, method, script, training, model, columns, extra)
+    with _leaving_nothing(setup):
+        _build_trainer(setup, method, script, training, model, columns, extra)
     return setup
+
+
+def _check_outputs(setup: Setup, script: Any, training: Any, model: Any) -> None:
+    """Refuse folders for checkpoints and run that cannot be written, or where they would replace what is read."""
+    recorder = setup.options.recorder
+    folders = {"output_dir": Path(training.output_dir)}
+    if recorder is not None and recorder.out is not None:
+        folders["recorder.out"] = Path(recorder.out)
+    for option, folder in folders.items():
+        check_place(folder, (script.dataset_name,), option=option, is_run=option == "recorder.out")
+    place = Path(os.path.realpath(training.output_dir))
+    run = folders.get("recorder.out")
+    if run is not None and Path(os.path.realpath(run)) in (place, *place.parents):
+        raise InputError(
+            f"output_dir {training.output_dir} is in recorder.out {run}; expected a place outside the run folder; "
+            "mend: choose another output_dir"
+        )
+    name = model.model_name_or_path
+    if os.path.isdir(name) and str(place) == os.path.realpath(name):
+        raise InputError(
+            f"output_dir {training.output_dir} is the folder of the model that is trained; expected another, since the "
+            "trained model would replace it; mend: choose another output_dir"
+        )
+    if os.environ.get("RANK", "0") == "0":  # one process tries and tidies for all of a launch
+        setup.missing = [missing for folder in folders.values() for missing in missing_folders(folder)]
+        for option, folder in folders.items():
+            try_folder(folder, option)
+
+
+@contextlib.contextmanager
+def _leaving_nothing(setup: Setup) -> Iterator[None]:
+    """Remove the empty folders that a refused or failed command made."""
+    try:
+        yield
+    except BaseException:
+        remove_empty(setup.missing)
+        raise
 
 
 def _build_trainer(
@@ -237,10 +289,11 @@ def train(setup: Setup) -> int:
     from diagnostics.signals import find_weight
 
     trainer, recorder = setup.trainer, setup.options.recorder
-    setup.equip()
-    if recorder is not None and "weight" in recorder.signals:
-        find_weight(trainer.model, recorder.weight)
-    result = trainer.train(resume_from_checkpoint=setup.resume)
+    with _leaving_nothing(setup):
+        setup.equip()
+        if recorder is not None and "weight" in recorder.signals:
+            find_weight(trainer.model, recorder.weight)
+        result = trainer.train(resume_from_checkpoint=setup.resume)
     if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
         trainer.save_model(trainer.args.output_dir)
     where = f"; run folder {recorder.out}" if recorder is not None else ""

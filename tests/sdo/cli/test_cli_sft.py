@@ -504,6 +504,71 @@ def test_resuming_into_another_run(here, capsys, training):
     assert (snapshot(here / "other"), snapshot(here / "run")) == before
 
 
+def listing(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "cache" not in path.parts)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--packing", "true"],
+        ["--gradient_accumulation_steps", "11"],
+        ["--recorder.weight", "none"],
+        ["--recorder.signals", "head"],
+        ["--dataset_train_split", "train[20:]"],
+        ["--model_name_or_path", "missing/model"],
+    ],
+)
+def test_a_refused_training_leaves_nothing_that_was_not_there(here, capsys, training, argv):
+    outputs = {"output_dir": "new/deep/out", "recorder": {**RECORDER, "out": "new/runs/run"}}
+    Path("run.yaml").touch()
+    before = listing(here)
+    refused(capsys, sft, *argv, organizer=ORGANIZER, **outputs)
+    assert listing(here) == before
+    Path("new/deep/out").mkdir(parents=True)  # what was there stays, though it is empty
+    refused(capsys, sft, *argv, organizer=ORGANIZER, **outputs)
+    assert listing(here) == sorted([*before, "new", "new/deep", "new/deep/out"])
+    assert training == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"output_dir": "train.jsonl/out"}, "output_dir train.jsonl/out cannot be written: Not a directory"),
+        ({"output_dir": "train.jsonl"}, "output_dir train.jsonl cannot be written: a file stands there"),
+        ({"output_dir": "/proc/nothing"}, "output_dir /proc/nothing cannot be written"),
+        ({"output_dir": "o" * 300}, "cannot be written: File name too long"),
+        ({"output_dir": '"a\\0b"'}, "cannot be written: embedded null byte"),
+        ({"output_dir": "earlier/steps"}, "output_dir earlier/steps is in the run folder"),
+        ({"output_dir": "model"}, "output_dir model is the folder of the model that is trained"),
+        ({"output_dir": "run/out"}, "output_dir run/out is in recorder.out run"),
+        ({"output_dir": "run"}, "output_dir run is in recorder.out run"),
+        (
+            {"output_dir": "data/out", "dataset_name": "data"},
+            "output_dir data/out is in the folder data, ",
+        ),
+        ({"recorder": {"out": "earlier/more"}}, "recorder.out earlier/more is in the run folder"),
+        ({"recorder": {"out": "data/run"}, "dataset_name": "data"}, "recorder.out data/run is in the folder data"),
+        ({"recorder": {"out": "train.jsonl/run"}}, "recorder.out train.jsonl/run cannot be written"),
+        ({"recorder": {"out": '"a\\0b"'}}, "cannot be written: embedded null byte"),
+    ],
+)
+def test_places_that_outputs_cannot_have(here, capsys, training, outputs, message):
+    """Said before a model is loaded; the doctor, who writes nowhere, says it too."""
+    Path("earlier/steps").mkdir(parents=True)
+    Path("earlier/run.json").write_text('{"format": "sdo-run"}')
+    Path("data").mkdir()
+    write_rows(Path("data/train.jsonl"))
+    Path("run.yaml").touch()
+    before = listing(here)
+    given = {"recorder": RECORDER, **outputs}
+    assert message in refused(capsys, sft, model_name_or_path="model", **given)
+    assert main(["doctor", "--config", "run.yaml"]) == 1
+    assert message in " ".join(capsys.readouterr().out.split())
+    assert listing(here) == before
+    assert training == []
+
+
 def test_a_file_in_the_run_folders_place(here, capsys):
     (here / "run").write_text("mine")
     assert "run" in refused(capsys, sft, organizer=ORGANIZER, recorder=RECORDER)
