@@ -39,6 +39,8 @@ def absent_package(error: BaseException | None) -> str:
 def error_line(error: BaseException, *, named: bool = False) -> str:
     r"""Return the first line of what an error says, after its type where `named` or where it says nothing.
 
+    Where that line ends in a colon, the next one belongs to it.
+
     Examples
     --------
     >>> error_line(ValueError("no such split\nsplits there: train")), error_line(KeyError())
@@ -46,7 +48,8 @@ def error_line(error: BaseException, *, named: bool = False) -> str:
     >>> error_line(ValueError("no such split"), named=True)
     'ValueError: no such split'
     """
-    said = str(error).strip().splitlines()[:1]
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    said = [" ".join(lines[: 2 if lines[0].endswith(":") else 1])] if lines else []
     return ": ".join([type(error).__name__, *said] if named or not said else said)
 
 

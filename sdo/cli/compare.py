@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdo.cli.outputs import aligned, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.run_options import unique_names
+from sdo.errors import printable
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     notes = _notes(pairing, found)
     print(_table(found))
     for note in notes:
-        print(f"note: {note}")
+        print(f"note: {printable(note)}")
     if args.out is not None:
         _write(args.out, pairing, found, notes)
     return 0

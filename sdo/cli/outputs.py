@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.errors import InputError
+from sdo.errors import InputError, printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -266,7 +266,8 @@ class Parts:
 def json_writer(content: Any) -> Callable[[Path], object]:
     """Return a writer of a JSON file for `write_atomically`; NaN and infinity are refused now."""
     text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    return lambda file: file.write_text(text, encoding="utf-8")
+    # A lone surrogate, of a file's name that is no UTF-8, becomes JSON's own escape.
+    return lambda file: file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def array_writer(array: NDArray[Any]) -> Callable[[Path], object]:
@@ -295,6 +296,7 @@ def aligned(lines: Sequence[Sequence[str]], *, texts: int = 1, last_text: bool =
     indent
         Before each line.
     """
+    lines = [[printable(cell) for cell in line] for line in lines]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     left = {*range(texts), *([len(widths) - 1] if last_text else [])}
     cells = [

@@ -14,8 +14,17 @@ from typing import Any
 from sdo.cli.config import OrganizerOptions
 from sdo.cli.data import Rows, load_rows
 from sdo.cli.outputs import check_place, missing_folders, remove_empty, try_folder
-from sdo.cli.train import Options, build_organizer, check_before_loading, plain_errors, read_options, resume_from
-from sdo.errors import InputError
+from sdo.cli.terminal import free_streams
+from sdo.cli.train import (
+    Options,
+    build_organizer,
+    check_before_loading,
+    is_ours,
+    plain_errors,
+    read_options,
+    resume_from,
+)
+from sdo.errors import InputError, error_line
 from sdo.organizer import Organizer
 
 Shape = Callable[..., Any]  # as sdo.cli.data.as_completions
@@ -228,7 +237,7 @@ def _build_trainer(
     trusted = any(bool(getattr(part, "trust_remote_code", False)) for part in (training, model))
     with plain_errors(model.model_name_or_path):
         options_of_model = {"revision": model.model_revision, "trust_remote_code": trusted}
-        AutoConfig.from_pretrained(model.model_name_or_path, **options_of_model)
+        config = AutoConfig.from_pretrained(model.model_name_or_path, **options_of_model)
         tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **options_of_model)
     train_rows = method.shape(rows.dataset, columns, tokenizer, id_column=id_column, what="the training dataset")
     eval_rows = None
@@ -244,7 +253,7 @@ def _build_trainer(
         **(training.model_init_kwargs or {}),
     }
     adapter = _adapter(trl.get_peft_config, model)
-    with _refusals_of(method.trainer):
+    with _refusals_of(method.trainer, model.model_name_or_path, config):
         setup.trainer = getattr(trl, method.trainer)(
             model=model.model_name_or_path,
             args=training,
@@ -265,12 +274,20 @@ def _adapter(make: Callable[[Any], Any], model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _refusals_of(trainer: str) -> Iterator[None]:
-    """Say in one line which options or rows TRL's trainer refuses."""
+def _refusals_of(trainer: str, model: str, config: Any) -> Iterator[None]:
+    """Say in one line which options, rows or model TRL's trainer refuses; it loads the model too."""
     try:
         yield
-    except (ValueError, NotImplementedError) as error:
-        raise InputError(f"{trainer} refuses: {error}") from error
+    except Exception as error:  # of a model that is broken or of another kind it may be any
+        if is_ours(error):
+            raise
+        if isinstance(error, NotImplementedError) or type(error) is ValueError:
+            raise InputError(f"{trainer} refuses: {error}") from error
+        kind = ", ".join(getattr(config, "architectures", None) or ["its config.json names no architecture"])
+        raise InputError(
+            f"{trainer} with the model {model} ({kind}): {error_line(error, named=True)}; expected the folder of a "
+            "whole language model or a hub id, and rows that the trainer takes"
+        ) from error
 
 
 def train(setup: Setup) -> int:
@@ -293,7 +310,8 @@ def train(setup: Setup) -> int:
         setup.equip()
         if recorder is not None and "weight" in recorder.signals:
             find_weight(trainer.model, recorder.weight)
-        result = trainer.train(resume_from_checkpoint=setup.resume)
+        with free_streams():
+            result = trainer.train(resume_from_checkpoint=setup.resume)
     if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
         trainer.save_model(trainer.args.output_dir)
     where = f"; run folder {recorder.out}" if recorder is not None else ""

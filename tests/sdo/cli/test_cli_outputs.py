@@ -60,6 +60,15 @@ def test_writers(tmp_path):
     assert np.load(tmp_path / "b.tmp").tolist() == [0, 1, 2]
 
 
+def test_a_lone_surrogate_in_a_name_is_written_as_an_escape(tmp_path):
+    json_writer({"path": "a\udcff"})(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"path": "a\udcff"}
+
+
+def test_a_cell_stays_on_its_line():
+    assert aligned([["a\nb", "1"], ["c", "22"]]) == "a\\nb   1\nc     22"
+
+
 def test_tables_are_aligned():
     lines = [["", "n", "word"], ["long name", "10", "a"]]
     assert aligned(lines) == "            n  word\nlong name  10     a"
