@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdo.cli.cells import check_cells, text_columns
 from sdo.cli.config import OrganizerOptions
 from sdo.cli.data import Rows, load_rows
 from sdo.cli.outputs import check_place, missing_folders, remove_empty, try_folder
@@ -26,6 +27,7 @@ from sdo.cli.train import (
 )
 from sdo.errors import InputError, error_line
 from sdo.organizer import Organizer
+from sdo.sources import split_names
 
 Shape = Callable[..., Any]  # as sdo.cli.data.as_completions
 
@@ -232,6 +234,7 @@ def _build_trainer(
     source = (script.dataset_name, script.dataset_config)
     rows = load_rows(*source, script.dataset_train_split, id_column=id_column, what="dataset_name")
     setup.say(f"data: {rows.source}")
+    _check_texts(rows, script.dataset_train_split, script, training, columns, id_column)
     setup.build_organizer(rows, training.seed)
     # TRL moved the option from ModelConfig to the trainer's own arguments.
     trusted = any(bool(getattr(part, "trust_remote_code", False)) for part in (training, model))
@@ -244,6 +247,7 @@ def _build_trainer(
     if str(getattr(training.eval_strategy, "value", training.eval_strategy)) != "no":
         test = load_rows(*source, script.dataset_test_split, id_column=id_column, what="dataset_name")
         setup.say(f"evaluation data: {test.source}")
+        _check_texts(test, script.dataset_test_split, script, training, columns, id_column)
         eval_rows = method.shape(test.dataset, columns, tokenizer, id_column=id_column, what="the evaluation dataset")
     training.model_init_kwargs = {
         "revision": model.model_revision,
@@ -263,6 +267,18 @@ def _build_trainer(
             peft_config=adapter,
             **extra,
         )
+
+
+def _check_texts(rows: Rows, split: str, script: Any, training: Any, columns: Any, id_column: str) -> None:
+    """Refuse a cell of text that holds something else, by its row."""
+    where = "" if split_names(split) == ["train"] else f", split {split}"
+    check_cells(
+        rows.dataset,
+        text_columns(columns, training, rows.dataset.column_names),
+        what=f"dataset_name {script.dataset_name}{where}",
+        id_column=id_column,
+        numbered=rows.whole is not None,
+    )
 
 
 def _adapter(make: Callable[[Any], Any], model: Any) -> Any:
