@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 when all worked, 1 when a part of the output failed, 2 for wrong input.
+        0 when all worked, 1 when a part of the output failed, 2 for wrong input or what the machine refuses.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     prefix = f"sdo {words[0]}" if words and words[0] in COMMANDS else "sdo"
