@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.epochs < 1:
         raise InputError(f"--epochs is {args.epochs}; expected a whole number from 1")
-    record = check_outputs(args.out, ".parquet", overwrite=args.overwrite, sources=(Path(args.embeddings),))
+    record = check_outputs(args.out, ".parquet", overwrite=args.overwrite, sources=(args.embeddings,))
     embeddings = Embeddings.read(args.embeddings)
     organizer = _organizer(args, embeddings)
     plan = organizer.plan(args.batch_size)
