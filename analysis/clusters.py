@@ -165,7 +165,7 @@ def read_labels(path: str | os.PathLike[str]) -> Clustering:
         raise InputError(f"labels {file}: no such file; expected a .npy file with one integer a row; mend: numpy.save")
     try:
         array = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, EOFError, OSError, OverflowError) as error:
         raise InputError(f"labels {file} is not a readable .npy file; expected one integer a row") from error
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
         came = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "an archive"

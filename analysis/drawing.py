@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from numpy.typing import NDArray
 
+from sdo.errors import printable
 from sdo.files import write_atomically
 
 # Okabe and Ito's palette: told apart by colour-blind readers and in print.
@@ -32,7 +33,7 @@ def plain_text(text: str, longest: int = _LONGEST_NAME) -> str:
 
     Characters that the default font lacks appear by their code point, so that two names stay apart.
     """
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     if len(line) > longest:
         line = line[: longest - 1] + "…"
     known = get_font(findfont(FontProperties())).get_charmap()

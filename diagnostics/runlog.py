@@ -101,6 +101,8 @@ def check_free(path: str | os.PathLike[str]) -> None:
         If the path is a file, holds another run, or is a folder with other files in it.
     """
     folder = Path(path)
+    if "\0" in str(folder):
+        raise InputError(f"{folder} holds a NUL character; expected the name of a new folder for the run")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; expected the name of a new folder for the run")
     if (folder / "run.json").exists():

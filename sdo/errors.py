@@ -1,11 +1,19 @@
-"""Errors that users meet: the one exception for wrong input, what may have been meant, and which package is missing."""
+"""Errors that users meet: the one exception for wrong input, what may have been meant, which package is missing.
+
+And text that came from outside, as a line may show it.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+# What a terminal or a browser would obey: control characters, breaks of a line, overrides of the direction of writing.
+# Lone surrogates stand for bytes of a file's name that are no UTF-8; no output takes them.
+_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class InputError(ValueError):
@@ -31,6 +39,8 @@ def absent_package(error: BaseException | None) -> str:
 def error_line(error: BaseException, *, named: bool = False) -> str:
     r"""Return the first line of what an error says, after its type where `named` or where it says nothing.
 
+    Where that line ends in a colon, the next one belongs to it.
+
     Examples
     --------
     >>> error_line(ValueError("no such split\nsplits there: train")), error_line(KeyError())
@@ -38,8 +48,27 @@ def error_line(error: BaseException, *, named: bool = False) -> str:
     >>> error_line(ValueError("no such split"), named=True)
     'ValueError: no such split'
     """
-    said = str(error).strip().splitlines()[:1]
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    said = [" ".join(lines[: 2 if lines[0].endswith(":") else 1])] if lines else []
     return ": ".join([type(error).__name__, *said] if named or not said else said)
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Return text in which each character that a terminal or a browser would obey stands as an escape.
+
+    Parameters
+    ----------
+    text
+        Names of files, runs, columns, evaluations; anything that came from outside.
+    keep
+        Characters that stay as they are.
+
+    Examples
+    --------
+    >>> print(printable("a\x1b[31m\nb"))
+    a\x1b[31m\nb
+    """
+    return _OBEYED.sub(lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text)
 
 
 def suggest(name: str, known: Iterable[Any], *, folder: Path | None = None) -> str:

@@ -150,8 +150,9 @@ def write_matrix_file(path: Path, matrix: NDArray[Any], ids: NDArray[Any] | None
 
 def _read_npy(file: Path) -> MatrixFile:
     try:
-        matrix = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+        with np.errstate(over="ignore"):  # a shape beyond all memory, which is refused below
+            matrix = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError, OverflowError) as error:
         why = "holds Python objects" if "bjects in dtype" in str(error) else "is not a readable .npy file"
         raise InputError(
             f"embeddings {file} {why}; expected a float matrix written by numpy.save; "
@@ -172,7 +173,12 @@ def _read_npz(file: Path) -> MatrixFile:
             arrays = {name: archive[name] for name in archive.files}
     except InputError:
         raise
-    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, AttributeError) as error:
+    except MemoryError as error:
+        raise InputError(
+            f"embeddings {file}: {str(error)[:120] or 'not enough memory'}; expected a matrix that fits in memory; "
+            "mend: save it as .npy, which is read in place"
+        ) from error
+    except (ValueError, EOFError, OSError, KeyError, OverflowError, zipfile.BadZipFile, AttributeError) as error:
         why = "holds Python objects" if "bject arrays" in str(error) else "is not a readable .npz file"
         raise InputError(
             f"embeddings {file} {why}; expected the arrays embeddings and ids; "

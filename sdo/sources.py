@@ -358,7 +358,8 @@ def _text_of(cell: Any, selection: Selection, where: str) -> str:
     elif isinstance(cell, list):
         text = _messages(cell, selection.role or "user", what)
     else:
-        raise InputError(f"{what} holds {cell!r:.60} ({type(cell).__name__}), expected a string or a chat")
+        came = "is null" if cell is None else f"holds {cell!r:.60} ({type(cell).__name__})"
+        raise InputError(f"{what} {came}; expected a string or a chat")
     return _without_thoughts(text) if selection.strip_think else text
 
 
@@ -372,13 +373,16 @@ def _messages(chat: list[Any], role: str, what: str) -> str:
         if message["role"] != role:
             continue
         content = message["content"]
+        if content is None and message.get("tool_calls"):  # a call has no words of its own
+            continue
         if isinstance(content, list):  # parts: those that are text
             content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and part.get("text"))
         if not isinstance(content, str):
             raise InputError(f"{what} holds the content {content!r:.60}; expected a string")
         texts.append(content)
     if not texts:
-        raise InputError(f"{what} holds no message of role {role!r}; roles there: {', '.join(roles) or 'none'}")
+        lacking = "text" if role in roles else "message"
+        raise InputError(f"{what} holds no {lacking} of role {role!r}; roles there: {', '.join(roles) or 'none'}")
     return "\n\n".join(texts)
 
 

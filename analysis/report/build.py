@@ -72,7 +72,7 @@ class Report:
         write_atomically(
             {
                 path: lambda file: file.write_text(self.html, encoding="utf-8"),
-                record: lambda file: file.write_text(text, encoding="utf-8"),
+                record: lambda file: file.write_text(text, encoding="utf-8", errors="backslashreplace"),
             }
         )
         return record

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from analysis.cluster_texts import shown_text
 from analysis.report.content import Absent, Failed, Finding, Part
+from sdo.errors import printable
 
 
 def render(title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequence[str], parts: Sequence[Part]) -> str:
@@ -29,7 +30,11 @@ def render(title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequen
     """
     folder = files("analysis.report")
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False, keep_trailing_newline=True
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=False,
+        keep_trailing_newline=True,
+        finalize=_harmless,
     )
     environment.filters |= {"base64": _base64, "size_attributes": _size_attributes, "shown_text": shown_text}
     template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
@@ -45,6 +50,11 @@ def state(part: Part) -> str:
     if isinstance(part.content, Failed):
         return "failed"
     return "absent" if isinstance(part.content, Absent) else "shown"
+
+
+def _harmless(value: Any) -> Any:
+    """Show what a browser or an editor would obey as an escape; what is markup already is our own."""
+    return printable(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _base64(png: bytes) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.balance_options import add_options, check_options, read_material
+from sdo.cli.balance_options import add_options, check_options, read_material, sources_of
 from sdo.cli.balance_text import describe, explained
 from sdo.cli.outputs import Parts, array_writer, check_out_folder, file_names, json_writer, make_folder
 from sdo.files import write_atomically
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 when a picture failed; it is named on standard error.
     """
     check_options(args)
-    check_out_folder(args.out, overwrite=args.overwrite)
+    read = sources_of(args)
+    check_out_folder(args.out, overwrite=args.overwrite, sources=read, files=("balance.json", "labels.npy"))
     material = read_material(args)
     summary = material.summarise()
     make_folder(args.out)

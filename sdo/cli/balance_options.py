@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.run_options import shortest_suffix
+from sdo.cli.run_options import real, run_name, shortest_suffix
 from sdo.errors import InputError
 from sdo.keys import MAX_SEED
 from sdo.rowfiles import whole_numbers
@@ -43,6 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run folders")
     group.add_argument("--evaluation", metavar="NAME", help="default: correct, or the only one in [0, 1]")
     group.add_argument("--step", type=int, help="default: the last evaluated")
+
+
+def sources_of(args: argparse.Namespace) -> list[Path | str | None]:
+    """Return what is read, which results must not replace."""
+    return [*(_named(one)[1] for one in args.predictions), args.embeddings, args.labels, args.prompts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +117,7 @@ def _read_runs(args: argparse.Namespace) -> list[Predictions]:
 
     given = [_named(one) for one in args.predictions]
     for i, (_, path) in enumerate(given):
-        if any(path.resolve() == other.resolve() for _, other in given[:i]):
+        if any(real(path) == real(other) for _, other in given[:i]):
             raise InputError(f"{path} came twice; expected different predictions")
     names = _names(given)
     if not any(path.is_dir() for _, path in given):
@@ -121,6 +126,8 @@ def _read_runs(args: argparse.Namespace) -> list[Predictions]:
                 raise InputError(
                     f"--{option} {getattr(args, option)}: it is for run folders, and none came; mend: leave it out"
                 )
+    if args.baseline is not None:
+        args.baseline = run_name(args.baseline)
     if args.baseline is not None and args.baseline not in names:
         raise InputError(f"--baseline {args.baseline!r} is no run; expected one of {', '.join(names)}")
     return [
@@ -149,10 +156,10 @@ def _names(given: Sequence[tuple[str | None, Path]]) -> list[str]:
     names = []
     for i, (name, path) in enumerate(given):
         if name is not None:
-            names.append(name)
+            names.append(run_name(name))
             continue
-        others = [other.resolve() for j, (_, other) in enumerate(given) if j != i]
-        whole = path.resolve()
+        others = [real(other) for j, (_, other) in enumerate(given) if j != i]
+        whole = real(path)
         short = whole if whole.is_dir() else whole.with_suffix("")
         apart = [other if other.is_dir() else other.with_suffix("") for other in others]
         parts, rest = short.parts, [other.parts for other in apart]

@@ -6,6 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sdo.cli.outputs import aligned
+from sdo.errors import printable
 
 if TYPE_CHECKING:
     from analysis import BalanceSummary
@@ -24,23 +25,18 @@ def describe(summary: BalanceSummary) -> str:
     """Return tables and sentences for the terminal; a dash stands where nothing is defined (the JSON file says why)."""
     content = summary.content
     lines = [f"{content['n']} questions in {content['clusters']} clusters"]
-    lines += [f"note: {_plain(note)}" for note in summary.notes]
+    lines += [f"note: {printable(note)}" for note in summary.notes]
     for name, metrics in content["runs"].items():
         lines += [
             "",
-            _plain(name),
+            name,
             _run_table(metrics),
             _homogeneity_words(content["homogeneity"][name], content["level"]),
         ]
     for entry in content["comparisons"]:
-        lines += ["", f"{_plain(entry['run'])} against {_plain(entry['baseline'])} ({entry['n']} common questions)"]
+        lines += ["", f"{entry['run']} against {entry['baseline']} ({entry['n']} common questions)"]
         lines += [_comparison_table(entry), _balance_words(entry)]
     return "\n".join(lines)
-
-
-def _plain(text: str) -> str:
-    """Names and notes can hold what a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _number(value: float | None, metric: str, *, sign: bool = False) -> str:

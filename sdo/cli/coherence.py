@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     for one in runs.values():
         check_gradients(one, signals)
         _check_smooth(args.smooth, one)
-    check_out_folder(args.out, overwrite=args.overwrite)
+    check_out_folder(args.out, overwrite=args.overwrite, sources=args.runs)
     make_folder(args.out)
     report = _Report(args.out, runs, signals, args.smooth)
     report.write()

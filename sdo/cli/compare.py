@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdo.cli.outputs import aligned, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.run_options import unique_names
+from sdo.errors import printable
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
     pairing = pair_runs(baseline, against)
     found = compare_seeds(pairing)
     if args.out is not None:
-        check_out_folder(args.out, overwrite=args.overwrite)
+        check_out_folder(args.out, overwrite=args.overwrite, sources=(*args.baseline, *args.against))
         make_folder(args.out)
     notes = _notes(pairing, found)
     print(_table(found))
     for note in notes:
-        print(f"note: {note}")
+        print(f"note: {printable(note)}")
     if args.out is not None:
         _write(args.out, pairing, found, notes)
     return 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sdo.cli.demo_summary import NAMES
+from sdo.cli.outputs import check_place, try_folder
 from sdo.errors import InputError
 from sdo.files import write_atomically
 
@@ -39,6 +40,7 @@ class DemoFolder:
         """
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file; expected a folder")
+        check_place(self.out)
         try:
             in_use = self.out.is_dir() and any(self.out.iterdir())
         except OSError as error:
@@ -54,6 +56,7 @@ class DemoFolder:
                 f"{foreign[0]} stands where the demo would write, and no earlier demo lists it as its own; expected "
                 f"{', '.join(ENTRIES)} to be free in {self.out}; mend: choose another folder, or move the file"
             )
+        try_folder(self.out)
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:

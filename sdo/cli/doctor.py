@@ -49,6 +49,6 @@ def run(args: argparse.Namespace) -> int:
         setup.equip()
         from diagnostics import doctor
 
-        diagnosis = doctor(setup.trainer, resume=bool(setup.resume)).refuse(setup.refused or [])
+        diagnosis = doctor(setup.trainer, resume=bool(setup.resume)).refuse([*setup.places, *(setup.refused or [])])
     print(json.dumps(diagnosis.to_dict(), indent=1, allow_nan=False) if args.json else diagnosis)
     return 0 if diagnosis.ok else 1

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         0; every failure is an :class:`InputError`.
     """
     out: Path = args.out
-    record_path = check_outputs(out, SUFFIXES, overwrite=args.overwrite, sources=(Path(args.source),))
+    record_path = check_outputs(out, SUFFIXES, overwrite=args.overwrite, sources=(args.source, args.model))
     options = _options_of(args)
     if args.id_column is not None and out.suffix == ".npy":
         raise InputError(f"--id-column: {out} cannot hold ids; expected --out with .npz or .safetensors")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sdo.cli.outputs import aligned, check_out_folder, json_writer, make_folder
 from sdo.cli.run_options import unique_names
-from sdo.errors import InputError
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
     for name, path in zip(names, args.sources, strict=True):
         found[name] = run_exposure(Run.open(path)) if path.is_dir() else plan_exposure(path)
     if args.out is not None:
-        check_out_folder(args.out, overwrite=args.overwrite)
-        _keep_sources(args.out, args.sources)
+        check_out_folder(args.out, overwrite=args.overwrite, sources=args.sources, files=_OUTPUTS)
         make_folder(args.out)
     entries = [{"name": name, **exposure_entry(one)} for name, one in found.items()]
     print(_table(entries))
@@ -68,14 +66,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         _write(args.out, entries, found)
     return 0
-
-
-def _keep_sources(out: Path, sources: list[Path]) -> None:
-    """Refuse a folder where a result would replace a plan or the record beside it."""
-    read = {file.resolve() for path in sources if path.is_file() for file in (path, path.with_suffix(".json"))}
-    for target in (out / name for name in _OUTPUTS):
-        if target.resolve() in read:
-            raise InputError(f"--out {out} would write over its own source {target}; expected another folder")
 
 
 def _write(out: Path, entries: list[dict[str, Any]], found: dict[str, Exposure]) -> None:

@@ -57,8 +57,14 @@ def as_prompts(dataset: Any, options: GRPOColumns, tokenizer: Any, *, id_column:
         )
     if ready:
         require_named_columns(dataset, {"answer": options.answer_column}, id_column, what)
+        answers = list(dataset[options.answer_column])
+        if None in answers:
+            row, column = answers.index(None), options.answer_column
+            raise InputError(
+                f"{what}: row {row}, column {column!r} is null; expected the answer that a reward looks for"
+            )
         if "gsm8k" in ready:
-            check_answers(dataset[options.answer_column], options.answer_column)
+            check_answers(answers, options.answer_column)
     if options.prompt_column is None and options.system_prompt is None:
         return dataset
     chat = bool(getattr(tokenizer, "chat_template", None)) if options.chat is None else options.chat

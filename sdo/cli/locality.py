@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdo.cli.outputs import Parts, aligned, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.run_options import add_options, check_gradients, open_runs
-from sdo.errors import InputError
+from sdo.errors import InputError, printable
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
             find_embeddings(one, args.embeddings)
         except InputError as error:
             raise InputError(f"{one.path}: {error}") from error
-    check_out_folder(args.out, overwrite=args.overwrite)
+    sources = (*args.runs, args.embeddings)
+    check_out_folder(args.out, overwrite=args.overwrite, sources=sources, files=("locality.json",))
     make_folder(args.out)
     report = _Report(args, runs)
     report.write()
@@ -109,7 +110,7 @@ class _Report:
         write_atomically({self.out / "locality.json": json_writer(content)})
         print(_table(entries))
         for note in dict.fromkeys(_notes(entries)):
-            print(f"note: {note}")
+            print(f"note: {printable(note)}")
         print(f"\n{WORDS}\nwritten to {self.out}: {', '.join(['locality.json', *self.parts.files])}")
 
     def _run(self, name: str, one: Run) -> dict[str, Any]:

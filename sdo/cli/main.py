@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sdo.errors import InputError, suggest
+from sdo.cli.terminal import STDOUT, plain_streams
+from sdo.errors import InputError, error_line, suggest
 
 # In the order in which a user meets them. Each module has add_parser(subparsers), which sets `run` as default.
 COMMANDS = (
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 when all worked, 1 when a part of the output failed, 2 for wrong input.
+        0 when all worked, 1 when a part of the output failed, 2 for wrong input or what the machine refuses.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     prefix = f"sdo {words[0]}" if words and words[0] in COMMANDS else "sdo"
@@ -72,17 +75,39 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"see sdo {args.command} --help"
             )
         args.overrides = rest
-        status: int = args.run(args)
+        with plain_streams():
+            status: int = args.run(args)
+            sys.stdout.flush()
     except InputError as error:
-        print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return _refused(prefix, str(error))
+    except (OSError, MemoryError, RecursionError) as error:
+        return _refused(prefix, _words(error))
     except KeyboardInterrupt:
         print(f"{prefix}: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _refused(prefix: str, message: str) -> int:
+    """Say in one line what was wrong."""
+    with plain_streams(), contextlib.suppress(OSError):  # a standard error that takes nothing cannot be told so
+        print(f"{prefix}: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _words(error: OSError | MemoryError | RecursionError) -> str:
+    """Say what the machine refused, of which file, and what to do."""
+    if isinstance(error, RecursionError):
+        return f"{error_line(error)}; expected less deeply nested input; mend: look for a file of many brackets"
+    if isinstance(error, MemoryError):
+        said = f": {error}" if str(error) else ""
+        return f"not enough memory{said}; expected input that fits; mend: less of it, or more memory"
+    if error.filename == STDOUT:  # else Python would stumble over it once more at its end
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    where = "".join(f"{name}: " for name in (error.filename, error.filename2) if name is not None)
+    said = error.strerror or error_line(error)
+    return f"{where}{said}; expected files that can be read and folders with room that can be written"
 
 
 def _options(parser: argparse.ArgumentParser, command: str) -> list[str]:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.epochs < 1:
         raise InputError(f"--epochs is {args.epochs}; expected a whole number from 1")
-    sources = () if args.embeddings is None else (Path(args.embeddings),)
+    sources = () if args.embeddings is None else (args.embeddings,)
     record = check_outputs(args.out, ".parquet", overwrite=args.overwrite, sources=sources)
     plan = _organizer(args).plan(args.batch_size)
     make_folder(args.out.parent)

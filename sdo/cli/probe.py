@@ -97,16 +97,19 @@ def _check(args: argparse.Namespace) -> None:
     for name, value, least in (("batch-size", args.batch_size, 2), ("samples", args.samples, 16)):
         if value is not None and value < least:
             raise InputError(f"--{name} is {value}; expected a number from {least}")
-    check_out_folder(args.out, overwrite=args.overwrite)
     given = [(key, getattr(args, option)) for option, key in _KEYS.items()]
     if args.batch_size is not None:
         given += [("per_device_train_batch_size", args.batch_size), ("gradient_accumulation_steps", 1)]
     args.overrides += [f"--{key}={value}" for key, value in given if value is not None]
     merged = apply_overrides(load_config(args.config) if args.config else {}, args.overrides)
-    if not (merged.get("organizer") or {}).get("embeddings"):
+    embeddings = (merged.get("organizer") or {}).get("embeddings")
+    if not embeddings:
         raise InputError(
             "--embeddings is missing; expected a matrix, one row a training sample; mend: sdo embed makes one"
         )
+    named = (args.config, merged.get("model_name_or_path"), merged.get("dataset_name"), embeddings)
+    read = [one for one in named if isinstance(one, str)]
+    check_out_folder(args.out, overwrite=args.overwrite, sources=read, files=("probe.json",))
 
 
 def _take(args: argparse.Namespace) -> _Taken:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.balance_options import add_options, check_options, read_material
+from sdo.cli.balance_options import add_options, check_options, read_material, sources_of
 from sdo.cli.outputs import check_outputs, make_folder
 from sdo.cli.run_options import open_runs
 from sdo.errors import InputError
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("neither run folders nor --predictions came; mend: sdo report RUN --out report.html")
     if args.redraws < 0:
         raise InputError(f"--redraws {args.redraws}: expected a number from 0")
-    check_outputs(args.out, ".html", overwrite=args.overwrite, sources=_sources(args))
+    sources = (*args.runs, *sources_of(args), args.run_embeddings)
+    check_outputs(args.out, ".html", overwrite=args.overwrite, sources=sources)
     if args.predictions:
         check_options(args)
     elif any(getattr(args, name) is not None for name in _FOR_PREDICTIONS):
@@ -99,13 +100,3 @@ def _section(place: str) -> SectionSpec:
     name = place.partition(":")[2]
     heading = (getattr(found, "__doc__", None) or name.replace("_", " ")).strip().splitlines()[0].rstrip(".")
     return SectionSpec(name, heading, found)
-
-
-def _sources(args: argparse.Namespace) -> tuple[Path, ...]:
-    """Return the files that are read, which the page and its numbers must not replace."""
-    given = [Path(one) for one in args.predictions]
-    # NAME=PATH names a run.
-    given += [Path(one.partition("=")[2]) for one in args.predictions if "=" in one]
-    given += [path for path in (args.embeddings, args.labels, args.run_embeddings) if path is not None]
-    given += [Path(args.prompts)] if args.prompts is not None else []
-    return tuple(given)

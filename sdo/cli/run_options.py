@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdo.errors import InputError
+from sdo.errors import InputError, printable
 
 if TYPE_CHECKING:
     from analysis import Run
@@ -61,14 +62,33 @@ def unique_names(paths: list[Path]) -> list[str]:
     InputError
         The same folder came twice.
     """
-    parts = [path.resolve().parts for path in paths]
+    for path in paths:
+        if os.fsencode(path) != str(path).encode(errors="replace"):
+            raise InputError(f"{path}: the name is no UTF-8; expected one that Parquet readers take; mend: rename it")
+    parts = [real(path).parts for path in paths]
     for i, one in enumerate(parts):
         if one in parts[:i]:
             raise InputError(f"{paths[i]} came twice; expected different run folders")
     return [shortest_suffix(one, [*parts[:i], *parts[i + 1 :]]) for i, one in enumerate(parts)]
 
 
+def real(path: Path) -> Path:
+    """Return a path without links and dots; where links lead in a circle, what is known of it."""
+    return Path(os.path.realpath(path))
+
+
 def shortest_suffix(parts: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     """Return the end of a path, given by its parts, with as few of them as tell it from the other paths."""
     depth = next(n for n in range(1, len(parts) + 1) if all(other[-n:] != parts[-n:] for other in others))
-    return "/".join(part.strip("/") for part in parts[-depth:])
+    return run_name("/".join(part.strip("/") for part in parts[-depth:]))
+
+
+def run_name(text: str) -> str:
+    r"""Return a name on one line for tables, pictures and reports; different texts give different names.
+
+    Examples
+    --------
+    >>> print(run_name("a\nb"), run_name("a\\nb"))
+    a\nb a\\nb
+    """
+    return printable(text.replace("\\", "\\\\"))

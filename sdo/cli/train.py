@@ -8,7 +8,8 @@ import dataclasses
 import json
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,36 @@ from sdo.errors import InputError, error_line
 from sdo.organizer import Organizer
 from sdo.registry import OrganizerInputs, make_organizer, organizer_spec, registered_organizers
 from sdo.sources import TextDigest
+
+# What TRL, transformers and torch refuse late, with a traceback, or take without sense.
+_RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
+    "from 1": (
+        lambda value: value >= 1,
+        (
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+            *("eval_accumulation_steps", "max_length", "max_prompt_length", "max_completion_length"),
+            *("num_generations", "num_iterations", "steps_per_generation", "generation_batch_size"),
+        ),
+    ),
+    "from 0": (
+        lambda value: value >= 0,
+        (
+            "dataloader_num_workers",
+            "learning_rate",
+            "adam_epsilon",
+            "weight_decay",
+            "num_train_epochs",
+            "seed",
+            "top_k",
+        ),
+    ),
+    "above 0": (lambda value: value > 0, ("temperature", "repetition_penalty")),
+    "from 0 to 1": (
+        lambda value: 0 <= value <= 1,
+        ("top_p", "min_p", "top_entropy_quantile", "label_smoothing_factor"),
+    ),
+    "from 0 and below 1": (lambda value: 0 <= value < 1, ("adam_beta1", "adam_beta2")),
+}
 
 
 @dataclass
@@ -76,12 +107,22 @@ def read_options(config: str | None, overrides: Sequence[str], classes: tuple[ty
         )
     recorder = parse_section("recorder", merged["recorder"], RecorderOptions) if "recorder" in merged else None
     values = split_trl(merged, classes)
+    _check_numbers(values)
     if not sys.stderr.isatty():
         values.setdefault("disable_tqdm", True)
     if recorder is not None:
         # The total gradient norm reaches callbacks only through the trainer's log.
         values.setdefault("logging_steps", 1)
     return Options(organizer=organizer, recorder=recorder, trl={c: _build(c, values) for c in classes})
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Refuse numbers that no training can have."""
+    for expected, (fits, names) in _RANGES.items():
+        for name in names:
+            value = values.get(name)
+            if isinstance(value, int | float) and not fits(value):
+                raise InputError(f"{name} is {value}; expected a number {expected}; mend: leave it out for its default")
 
 
 def _build(cls: type, values: Mapping[str, Any]) -> Any:
@@ -253,8 +294,17 @@ def add_training_parser(
 
 @contextlib.contextmanager
 def plain_errors(model: str | None) -> Any:
-    """Turn the error of a model that is not there into one line."""
+    """Turn the error of a model or a tokenizer that is not there, or broken, into one line."""
     try:
         yield
-    except OSError as error:
-        raise InputError(f"model {model}: {error_line(error)}; expected a folder or a hub id") from error
+    except Exception as error:  # transformers, tokenizers, safetensors and the hub raise many kinds
+        if is_ours(error):
+            raise
+        said = error_line(error, named=not isinstance(error, OSError))
+        raise InputError(f"model {model}: {said}; expected the folder of a whole model, or a hub id") from error
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an error was raised in this toolkit's own code: a mistake of ours, or a refusal that is said already."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("sdo", "diagnostics", "analysis")

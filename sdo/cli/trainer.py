@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from sdo.cli.cells import check_cells, text_columns
 from sdo.cli.config import OrganizerSection
 from sdo.cli.data import Rows, load_rows
-from sdo.cli.train import Options, build_organizer, check_before_loading, plain_errors, read_options, resume_from
-from sdo.errors import InputError
+from sdo.cli.outputs import check_place, missing_folders, remove_empty, try_folder
+from sdo.cli.terminal import free_streams
+from sdo.cli.train import (
+    Options,
+    build_organizer,
+    check_before_loading,
+    is_ours,
+    plain_errors,
+    read_options,
+    resume_from,
+)
+from sdo.errors import InputError, error_line
 from sdo.organizer import Organizer
+from sdo.sources import split_names
 
 Shape = Callable[..., Any]  # as sdo.cli.data.as_completions
 
@@ -57,6 +71,10 @@ class Setup:
         Set by :meth:`build_organizer`; None where no section asks for one, or it was refused.
     refused
         None where a refusal is raised at once; else the list that collects refusals of the organizer.
+    places
+        What is wrong with the folders of the outputs, where nothing is to be written.
+    missing
+        Folders of the outputs that were not there, innermost first; they go again if nothing comes of the training.
     """
 
     options: Options
@@ -64,6 +82,8 @@ class Setup:
     trainer: Any = None
     organizer: Organizer | None = None
     refused: list[str] | None = None
+    places: list[str] = field(default_factory=list)
+    missing: list[Path] = field(default_factory=list)
 
     def build_organizer(self, rows: Rows, training_seed: int) -> None:
         """Build the organizer where the run file asks for one.
@@ -152,11 +172,54 @@ def prepare(method: Method, args: argparse.Namespace, *, scratch: str | None = N
     setup = Setup(options=options, resume=resume_from(training.resume_from_checkpoint, training.output_dir))
     if scratch is None:
         check_before_loading(options, bool(setup.resume))
+        _check_outputs(setup, script, training, model)
     else:
         setup.refused = []
+        try:
+            _check_outputs(setup, script, training, model)
+        except InputError as error:
+            setup.places.append(str(error))
         training.output_dir, training.report_to, training.push_to_hub = scratch, [], False
-    _build_trainer(setup, method, script, training, model, columns, extra)
+    with _leaving_nothing(setup):
+        _build_trainer(setup, method, script, training, model, columns, extra)
     return setup
+
+
+def _check_outputs(setup: Setup, script: Any, training: Any, model: Any) -> None:
+    """Refuse folders for checkpoints and run that cannot be written, or where they would replace what is read."""
+    recorder = setup.options.recorder
+    folders = {"output_dir": Path(training.output_dir)}
+    if recorder is not None and recorder.out is not None:
+        folders["recorder.out"] = Path(recorder.out)
+    for option, folder in folders.items():
+        check_place(folder, (script.dataset_name,), option=option, is_run=option == "recorder.out")
+    place = Path(os.path.realpath(training.output_dir))
+    run = folders.get("recorder.out")
+    if run is not None and Path(os.path.realpath(run)) in (place, *place.parents):
+        raise InputError(
+            f"output_dir {training.output_dir} is in recorder.out {run}; expected a place outside the run folder; "
+            "mend: choose another output_dir"
+        )
+    name = model.model_name_or_path
+    if os.path.isdir(name) and str(place) == os.path.realpath(name):
+        raise InputError(
+            f"output_dir {training.output_dir} is the folder of the model that is trained; expected another, since the "
+            "trained model would replace it; mend: choose another output_dir"
+        )
+    if os.environ.get("RANK", "0") == "0":  # one process tries and tidies for all of a launch
+        setup.missing = [missing for folder in folders.values() for missing in missing_folders(folder)]
+        for option, folder in folders.items():
+            try_folder(folder, option)
+
+
+@contextlib.contextmanager
+def _leaving_nothing(setup: Setup) -> Iterator[None]:
+    """Remove the empty folders that a refused or failed command made."""
+    try:
+        yield
+    except BaseException:
+        remove_empty(setup.missing)
+        raise
 
 
 def _build_trainer(
@@ -171,18 +234,20 @@ def _build_trainer(
     source = (script.dataset_name, script.dataset_config)
     rows = load_rows(*source, script.dataset_train_split, id_column=id_column, what="dataset_name")
     setup.say(f"data: {rows.source}")
+    _check_texts(rows, script.dataset_train_split, script, training, columns, id_column)
     setup.build_organizer(rows, training.seed)
     # TRL moved the option from ModelConfig to the trainer's own arguments.
     trusted = any(bool(getattr(part, "trust_remote_code", False)) for part in (training, model))
     with plain_errors(model.model_name_or_path):
         options_of_model = {"revision": model.model_revision, "trust_remote_code": trusted}
-        AutoConfig.from_pretrained(model.model_name_or_path, **options_of_model)
+        config = AutoConfig.from_pretrained(model.model_name_or_path, **options_of_model)
         tokenizer = AutoTokenizer.from_pretrained(model.model_name_or_path, **options_of_model)
     train_rows = method.shape(rows.dataset, columns, tokenizer, id_column=id_column, what="the training dataset")
     eval_rows = None
     if str(getattr(training.eval_strategy, "value", training.eval_strategy)) != "no":
         test = load_rows(*source, script.dataset_test_split, id_column=id_column, what="dataset_name")
         setup.say(f"evaluation data: {test.source}")
+        _check_texts(test, script.dataset_test_split, script, training, columns, id_column)
         eval_rows = method.shape(test.dataset, columns, tokenizer, id_column=id_column, what="the evaluation dataset")
     training.model_init_kwargs = {
         "revision": model.model_revision,
@@ -192,7 +257,7 @@ def _build_trainer(
         **(training.model_init_kwargs or {}),
     }
     adapter = _adapter(trl.get_peft_config, model)
-    with _refusals_of(method.trainer):
+    with _refusals_of(method.trainer, model.model_name_or_path, config):
         setup.trainer = getattr(trl, method.trainer)(
             model=model.model_name_or_path,
             args=training,
@@ -204,6 +269,18 @@ def _build_trainer(
         )
 
 
+def _check_texts(rows: Rows, split: str, script: Any, training: Any, columns: Any, id_column: str) -> None:
+    """Refuse a cell of text that holds something else, by its row."""
+    where = "" if split_names(split) == ["train"] else f", split {split}"
+    check_cells(
+        rows.dataset,
+        text_columns(columns, training, rows.dataset.column_names),
+        what=f"dataset_name {script.dataset_name}{where}",
+        id_column=id_column,
+        numbered=rows.whole is not None,
+    )
+
+
 def _adapter(make: Callable[[Any], Any], model: Any) -> Any:
     """Return the adapter's configuration, or None without ``use_peft``."""
     try:
@@ -213,12 +290,20 @@ def _adapter(make: Callable[[Any], Any], model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _refusals_of(trainer: str) -> Iterator[None]:
-    """Say in one line which options or rows TRL's trainer refuses."""
+def _refusals_of(trainer: str, model: str, config: Any) -> Iterator[None]:
+    """Say in one line which options, rows or model TRL's trainer refuses; it loads the model too."""
     try:
         yield
-    except (ValueError, NotImplementedError) as error:
-        raise InputError(f"{trainer} refuses: {error}") from error
+    except Exception as error:  # of a model that is broken or of another kind it may be any
+        if is_ours(error):
+            raise
+        if isinstance(error, NotImplementedError) or type(error) is ValueError:
+            raise InputError(f"{trainer} refuses: {error}") from error
+        kind = ", ".join(getattr(config, "architectures", None) or ["its config.json names no architecture"])
+        raise InputError(
+            f"{trainer} with the model {model} ({kind}): {error_line(error, named=True)}; expected the folder of a "
+            "whole language model or a hub id, and rows that the trainer takes"
+        ) from error
 
 
 def train(setup: Setup) -> int:
@@ -237,10 +322,12 @@ def train(setup: Setup) -> int:
     from diagnostics.signals import find_weight
 
     trainer, recorder = setup.trainer, setup.options.recorder
-    setup.equip()
-    if recorder is not None and "weight" in recorder.signals:
-        find_weight(trainer.model, recorder.weight)
-    result = trainer.train(resume_from_checkpoint=setup.resume)
+    with _leaving_nothing(setup):
+        setup.equip()
+        if recorder is not None and "weight" in recorder.signals:
+            find_weight(trainer.model, recorder.weight)
+        with free_streams():
+            result = trainer.train(resume_from_checkpoint=setup.resume)
     if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
         trainer.save_model(trainer.args.output_dir)
     where = f"; run folder {recorder.out}" if recorder is not None else ""

@@ -13,6 +13,10 @@ def test_plain_text():
     assert plain_text("x" * 90, 10) == "x" * 9 + "…"
 
 
+def test_plain_text_holds_nothing_that_is_obeyed():
+    assert plain_text("a\nb \x1b[31m\u202e") == r"a b \x1b[31m\u202e"
+
+
 def test_saved_pictures_are_small_palettes_and_replace_old_ones(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(b"old")

@@ -330,6 +330,11 @@ def test_another_run_is_left_alone(tmp_path):
         check_free(run)
 
 
+def test_a_nul_character_is_no_name(tmp_path):
+    with pytest.raises(InputError, match="holds a NUL character"):
+        RunLog.create(f"{tmp_path}/a\0b", INFO)
+
+
 def test_foreign_files_are_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years")
     before = snapshot(tmp_path)

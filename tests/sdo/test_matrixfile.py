@@ -1,5 +1,6 @@
 import json
 import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -145,3 +146,17 @@ def test_files_that_are_not_what_their_names_say_are_refused(tmp_path):
         Embeddings.read(tmp_path / "E.npz")
     with pytest.raises(InputError, match=r"no such file; expected a \.npy, \.npz or \.safetensors"):
         Embeddings.read(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("shape", [f"({2**40}, 64)", f"({2**62}, 64)", f"({10**30}, 2)", "(-3, 4)"])
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_a_header_that_claims_more_than_there_is_gets_one_line(tmp_path, shape, suffix):
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
+    path = tmp_path / f"E{suffix}"
+    path.write_bytes(array)
+    if suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("embeddings.npy", array)
+    with pytest.raises(InputError, match=r"is not a readable|Unable to allocate .* expected a matrix that fits"):
+        read_matrix_file(path)

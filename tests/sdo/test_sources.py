@@ -59,6 +59,21 @@ def test_files_give_the_same_texts_ids_and_digest(tmp_path, kind):
         open_source(str(path), split="train")
 
 
+def test_the_call_of_a_tool_has_no_words(tmp_path):
+    path = tmp_path / "calls.jsonl"
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    chats = [[call, {"role": "assistant", "content": "done"}], [call]]
+    path.write_text("".join(json.dumps({"q": chat}) + "\n" for chat in chats))
+    assert texts(path, role="assistant", limit=1) == ["done"]
+    with pytest.raises(
+        InputError, match="line 2: column 'q' holds no text of role 'assistant'; roles there: assistant"
+    ):
+        texts(path, role="assistant")
+    path.write_text('{"q": [{"role": "user", "content": null}]}')
+    with pytest.raises(InputError, match="line 1: column 'q' holds the content None; expected a string"):
+        texts(path)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_chats_are_reduced_to_one_role(tmp_path, kind):
     path = write(tmp_path, kind)
@@ -120,7 +135,7 @@ def test_json_lines_skip_blank_lines_and_the_byte_order_mark(tmp_path):
         (b'{"question": "a", "id": 1}', "line 1: no column 'q'; columns there: 'question', 'id'"),
         (b"{}", "columns there: none"),
         (b'{"q": "a"}\n{"q": 3}', r"line 2: column 'q' holds 3 \(int\)"),
-        (b'{"q": null}', "NoneType"),
+        (b'{"q": null}', "line 1: column 'q' is null; expected a string or a chat"),
         (b'{"q": "\xff"}', "line 1: not UTF-8"),
         (b"[" * 100_000, "line 1: not JSON"),
     ],

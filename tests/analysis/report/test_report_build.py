@@ -130,6 +130,18 @@ def test_texts_are_shown_and_never_markup(make_training):
     assert "onerror=alert(1)" in page.words
 
 
+def test_nothing_in_a_name_is_obeyed_by_who_reads_the_page(make_training, tmp_path):
+    name = "a\x1b[31m\x07\u202e\x9b\udcff<b>"
+    run = Run.open(make_training("one").path)
+    report = build_report({name: run}, title=name, redraws=0, command=["sdo", name])
+    shown = r"a\x1b[31m\x07\u202e\x9b\udcff&lt;b&gt;"
+    assert f"<title>{shown}</title>" in report.html
+    assert report.html.count(shown) > 5  # the run's name in tables and words, and the command
+    assert not set(name) - set("a[31m<b>") & set(report.html)
+    record = report.write(tmp_path / "page.html")
+    assert json.loads(record.read_text(encoding="utf-8"))["title"] == name
+
+
 def test_a_section_that_fails_is_shown_and_the_others_stand(runs, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no <ink>\nleft")

@@ -253,7 +253,7 @@ def test_texts_of_any_kind(desk, pictures):
     argv = ["--labels", "L.npy", "--prompts", "q.jsonl", "--column", "question", "--out", "out", "--resamples", "99"]
     assert main(["balance", f"{name}=sdo.jsonl", *argv]) == 0
     assert (desk / "out" / "balance.json").stat().st_size < 100_000
-    assert list(read(desk / "out")["runs"]) == [name]
+    assert list(read(desk / "out")["runs"]) == [r"<b>$x$\u202e"]
 
 
 def test_overwrite(desk):

@@ -142,7 +142,7 @@ def test_refuses_folders_as_output(source, tmp_path):
     (tmp_path / "E.npy").mkdir()
     with pytest.raises(InputError, match="is a folder"):
         run(source, "--column", "question", "--out", tmp_path / "E.npy", "--overwrite")
-    with pytest.raises(InputError, match="cannot make the folder"):
+    with pytest.raises(InputError, match="cannot be written: a file stands there"):
         run(source, "--column", "question", "--out", source / "E.npy")
 
 

@@ -77,7 +77,7 @@ def test_wrong_input(sources, tmp_path):
         ((tmp_path / "folder",), "no run.json"),
         ((run, run), "came twice"),
         ((file, "--out", file), "is a file"),
-        ((file, "--out", run), "holds files"),
+        ((file, "--out", run), "is a run folder"),
     ):
         with pytest.raises(InputError, match=message):
             call(*arguments)

@@ -1,5 +1,6 @@
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 
@@ -104,6 +105,43 @@ def test_wrong_input_is_one_line_however_the_message_is_broken(capsys, monkeypat
     assert capsys.readouterr().err == "sdo plan: came a; expected b\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "a\x1bb"),
+            r"a\x1bb: No such file or directory; expected files",
+        ),
+        (OSError(36, "File name too long", "a", None, "b"), "a: b: File name too long; expected files"),
+        (OSError(28, "No space left on device"), "No space left on device; expected files"),
+        (OSError("no reason"), "no reason; expected files"),
+        (MemoryError(), "not enough memory; expected input that fits"),
+        (MemoryError("Unable to allocate 1. TiB"), "not enough memory: Unable to allocate 1. TiB; expected"),
+        (RecursionError("maximum recursion depth exceeded"), "maximum recursion depth exceeded; expected less deeply"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(capsys, monkeypatch, error, words):
+    def run(args):
+        raise error
+
+    stand_in(monkeypatch, run)
+    assert main(["plan"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sdo plan: {words}")
+
+
+def test_names_cannot_control_the_terminal(capsys, monkeypatch):
+    def run(args):
+        print("run \x1b[31mred")
+        raise InputError("no such file: \x1b[2J")
+
+    stand_in(monkeypatch, run)
+    assert main(["plan"]) == 2
+    assert capsys.readouterr() == ("run \\x1b[31mred\n", "sdo plan: no such file: \\x1b[2J\n")
+    assert main(["\x1b[31m"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_commands_status_is_passed_on(monkeypatch, status):
     stand_in(monkeypatch, lambda args: status)
@@ -193,6 +231,25 @@ print("alive")
 """
     done = python(tmp_path, code)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_an_output_that_is_full_is_one_line(tmp_path):
+    code = """
+import sys
+from sdo.cli.main import main
+import numpy as np
+np.save("E.npy", np.random.default_rng(0).standard_normal((20, 4)))
+status = main("plan --embeddings E.npy --batch-size 4 --out P.parquet".split())
+sys.exit(status)
+"""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("sdo plan: standard output: No space left on device; expected")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_as_a_process(tmp_path):

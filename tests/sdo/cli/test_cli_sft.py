@@ -399,6 +399,29 @@ CASES = {
     "sketch size out of range": (["--recorder.sketch_size", "0"], {}, "sketch_size is 0"),
     "no such checkpoint": (["--resume_from_checkpoint", "nowhere"], {}, "nowhere"),
     "no checkpoint yet": (["--resume_from_checkpoint", "true"], {}, "checkpoint"),
+    "no batch": (
+        ["--per_device_train_batch_size", "0"],
+        {},
+        "per_device_train_batch_size is 0; expected a number from 1",
+    ),
+    "batch below zero": (
+        ["--per_device_train_batch_size=-2"],
+        {},
+        "per_device_train_batch_size is -2; expected a number",
+    ),
+    "no accumulation": (
+        ["--gradient_accumulation_steps", "0"],
+        {"organizer": None},
+        "gradient_accumulation_steps is 0",
+    ),
+    "length below zero": (["--max_length=-2"], {}, "max_length is -2; expected a number from 1"),
+    "workers below zero": (
+        ["--dataloader_num_workers=-1"],
+        {},
+        "dataloader_num_workers is -1; expected a number from 0",
+    ),
+    "learning rate NaN": (["--learning_rate", ".nan"], {}, "learning_rate is nan; expected a number from 0"),
+    "beta of one": (["--adam_beta2", "1"], {}, "adam_beta2 is 1.0; expected a number from 0 and below 1"),
     "columns TRL does not know": ([], {"prompt_column": None, "completion_column": None}, "column"),
 }
 
@@ -419,6 +442,74 @@ def test_wrong_input_is_one_line_before_any_training(here, capsys, training, cas
     assert message in line
     assert training == []
     assert not (here / "run").exists()
+
+
+def broken(folder, file, content):
+    """Put something else in the place of a model's file; None removes it."""
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(content)
+
+
+BROKEN = {
+    "no config": ("config.json", None, "model model: ValueError: Unrecognized model in model."),
+    "empty config": ("config.json", b"", "config file at 'model/config.json' is not a valid JSON file"),
+    "config in brackets": ("config.json", b"[" * 100_000, "model model: RecursionError: maximum recursion depth"),
+    "unknown kind": ("config.json", b'{"model_type": "nonsense"}', "has model type `nonsense` but Transformers"),
+    "no architecture": (
+        "config.json",
+        b'{"model_type": "bert"}',
+        "with the model model (its config.json names no archi",
+    ),
+    "heads that do not fit": (
+        "config.json",
+        b'{"model_type": "llama", "hidden_size": 32, "num_attention_heads": 3}',
+        "The hidden size (32) is not a multiple of the number of attention heads (3)",
+    ),
+    "no tokenizer": ("tokenizer.json", None, "model model: ValueError: Couldn't instantiate the backend tokenizer"),
+    "broken tokenizer": ("tokenizer.json", b"{broken", "model model: JSONDecodeError: Expecting property name"),
+    "no weights": ("model.safetensors", None, "with the model model (LlamaForCausalLM): OSError: Error no file named"),
+    "empty weights": ("model.safetensors", b"", "SafetensorError: Error while deserializing header"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_model_is_one_line(here, capsys, training, case):
+    file, content, message = BROKEN[case]
+    broken(here / "model", file, content)
+    Path("run.yaml").touch()
+    before = listing(here)
+    assert message in refused(capsys, sft)
+    assert listing(here) == before
+    assert training == []
+
+
+@pytest.mark.parametrize("command", ["doctor", "dpo", "grpo", "probe"])
+def test_a_model_folder_without_config_is_one_line_elsewhere_too(here, capsys, command):
+    broken(here / "model", "config.json", None)
+    argv = [
+        "--model_name_or_path",
+        "model",
+        "--dataset_name",
+        "train.jsonl",
+        "--report_to",
+        "none",
+        "--use_cpu",
+        "true",
+    ]
+    more = {"probe": ["--embeddings", "E.npy", "--out", "probe"], "grpo": ["--reward", "gsm8k"]}
+    assert "model model: ValueError: Unrecognized model" in refused(
+        capsys, main, [command, *argv, "--bf16", "false", *more.get(command, [])]
+    )
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(here, monkeypatch):
+    """Errors of the packages below become one line; a call that does not fit them is our own."""
+    monkeypatch.setattr("trl.SFTTrainer", lambda: None)
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        sft(output_dir="new")
+    assert not Path("new").exists()
 
 
 @pytest.mark.parametrize(
@@ -504,6 +595,71 @@ def test_resuming_into_another_run(here, capsys, training):
     assert "written under another plan: k = 2 then and 3 now" in line
     assert training == []
     assert (snapshot(here / "other"), snapshot(here / "run")) == before
+
+
+def listing(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "cache" not in path.parts)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--packing", "true"],
+        ["--gradient_accumulation_steps", "11"],
+        ["--recorder.weight", "none"],
+        ["--recorder.signals", "head"],
+        ["--dataset_train_split", "train[20:]"],
+        ["--model_name_or_path", "missing/model"],
+    ],
+)
+def test_a_refused_training_leaves_nothing_that_was_not_there(here, capsys, training, argv):
+    outputs = {"output_dir": "new/deep/out", "recorder": {**RECORDER, "out": "new/runs/run"}}
+    Path("run.yaml").touch()
+    before = listing(here)
+    refused(capsys, sft, *argv, organizer=ORGANIZER, **outputs)
+    assert listing(here) == before
+    Path("new/deep/out").mkdir(parents=True)  # what was there stays, though it is empty
+    refused(capsys, sft, *argv, organizer=ORGANIZER, **outputs)
+    assert listing(here) == sorted([*before, "new", "new/deep", "new/deep/out"])
+    assert training == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"output_dir": "train.jsonl/out"}, "output_dir train.jsonl/out cannot be written: Not a directory"),
+        ({"output_dir": "train.jsonl"}, "output_dir train.jsonl cannot be written: a file stands there"),
+        ({"output_dir": "/proc/nothing"}, "output_dir /proc/nothing cannot be written"),
+        ({"output_dir": "o" * 300}, "cannot be written: File name too long"),
+        ({"output_dir": '"a\\0b"'}, "cannot be written: embedded null byte"),
+        ({"output_dir": "earlier/steps"}, "output_dir earlier/steps is in the run folder"),
+        ({"output_dir": "model"}, "output_dir model is the folder of the model that is trained"),
+        ({"output_dir": "run/out"}, "output_dir run/out is in recorder.out run"),
+        ({"output_dir": "run"}, "output_dir run is in recorder.out run"),
+        (
+            {"output_dir": "data/out", "dataset_name": "data"},
+            "output_dir data/out is in the folder data, ",
+        ),
+        ({"recorder": {"out": "earlier/more"}}, "recorder.out earlier/more is in the run folder"),
+        ({"recorder": {"out": "data/run"}, "dataset_name": "data"}, "recorder.out data/run is in the folder data"),
+        ({"recorder": {"out": "train.jsonl/run"}}, "recorder.out train.jsonl/run cannot be written"),
+        ({"recorder": {"out": '"a\\0b"'}}, "holds a NUL character"),
+    ],
+)
+def test_places_that_outputs_cannot_have(here, capsys, training, outputs, message):
+    """Said before a model is loaded; the doctor, who writes nowhere, says it too."""
+    Path("earlier/steps").mkdir(parents=True)
+    Path("earlier/run.json").write_text('{"format": "sdo-run"}')
+    Path("data").mkdir()
+    write_rows(Path("data/train.jsonl"))
+    Path("run.yaml").touch()
+    before = listing(here)
+    given = {"recorder": RECORDER, **outputs}
+    assert message in refused(capsys, sft, model_name_or_path="model", **given)
+    assert main(["doctor", "--config", "run.yaml"]) == 1
+    assert message in " ".join(capsys.readouterr().out.split())
+    assert listing(here) == before
+    assert training == []
 
 
 def test_a_file_in_the_run_folders_place(here, capsys):
