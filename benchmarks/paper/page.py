@@ -25,10 +25,13 @@ is in [benchmarks/paper/settings](../benchmarks/paper/settings).
 
 How to read it: a difference is between two arms with the same seed, paired; in brackets its 95 % interval (Student's t
 over seeds) and the number of seeds. A verdict is read off that interval: *as claimed*, *the other way*, or
-*undetermined*. Seeds change the order of the data only (under GRPO also the completions that are drawn): the model
-starts from the same weights and is scored on the same held-out rows, so the intervals do not speak of other data or
-other models. All arms are compared after the same number of optimizer steps of the same batch size; SDO repeats
-samples within an epoch, so it has then seen fewer different ones: the tables give both.
+*undetermined*. So is what stands beside it: how much in the claim's direction is unlikely to be exceeded; whether the
+published difference lies outside, that is, does not hold for this model and scale; and where it lies inside, how many
+seeds would tell it from 0 in four of five trials. Seeds change the order of the data only (under GRPO also the
+completions that are drawn): the model starts from the same weights and is scored on the same held-out rows, so the
+intervals do not speak of other data or other models. All arms are compared after the same number of optimizer steps of
+the same batch size; SDO repeats samples within an epoch, so it has then seen fewer different ones: the tables give
+both.
 
 Words: *batch coherence* and *step coherence* are mean cosines between gradients, of one batch's samples and of
 different steps; *locality, series r* correlates a batch's likeness in embeddings with its batch coherence over the
