@@ -1,6 +1,7 @@
 """The paper's experiment: its settings, a tiny model through each setting's `paper` scale, its tables and its page."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -15,14 +16,16 @@ pytest.importorskip("trl", reason="benchmarks/paper trains with TRL")
 
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from scipy import integrate, stats
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig
 
 from benchmarks.paper import __main__ as command
 from benchmarks.paper import cell as cells_module
 from benchmarks.paper import material as material_module
-from benchmarks.paper import on_cpu
-from benchmarks.paper.cell import finished, result_file
+from benchmarks.paper import on_cpu, starts
+from benchmarks.paper.cell import finished, joins, result_file, start_of
 from benchmarks.paper.claims import CLAIMS, Finding, finding
 from benchmarks.paper.claims import Test as ClaimTest
 from benchmarks.paper.correctness import answers_right
@@ -39,7 +42,7 @@ from benchmarks.paper.figures import (
     series_r,
 )
 from benchmarks.paper.material import Material, embed, pick, write_rows
-from benchmarks.paper.page import DOCS, write
+from benchmarks.paper.page import DOCS, origin, write
 from benchmarks.paper.pictures import curves
 from benchmarks.paper.settings import FOLDER, load, merged
 from benchmarks.paper.tables import markdown
@@ -314,12 +317,62 @@ def test_families_share_no_prompt_and_leave_a_model(tmp_path, monkeypatch):
     assert len(np.load(tmp_path / "m" / "embeddings.npy")) == 16
     assert (tmp_path / "m" / "model" / "model.safetensors").is_file()
     assert material_module.prepare(wanted, tmp_path / "m", tmp_path) == made
+    _a_kept_start_gives_the_same_material(wanted, made, tmp_path, monkeypatch)
     with pytest.raises(InputError, match="holds other material"):
         material_module.prepare({**wanted, "train": 8}, tmp_path / "m", tmp_path)
     with pytest.raises(InputError, match="no 60 different questions"):
         material_module.prepare({**wanted, "train": 100, "held_out": 20}, tmp_path / "n", tmp_path)
     with pytest.raises(InputError, match=r"material\.make is 'magic'"):
         material_module.prepare({"make": "magic"}, tmp_path / "o", tmp_path)
+
+
+def _a_kept_start_gives_the_same_material(wanted, made, tmp_path, monkeypatch):
+    """Kept, taken and checked: rounded weights and embeddings come back as they were kept, or not at all."""
+    monkeypatch.setattr(starts, "FOLDER", tmp_path / "kept")
+    starts.keep(tmp_path / "m" / "model", tmp_path / "m" / "embeddings.npy", tmp_path / "kept" / "mine")
+    begun = {**wanted, "start": "mine"}
+    taken = material_module.prepare(begun, tmp_path / "t", tmp_path)
+    assert taken.about["parameters"] == made.about["parameters"]
+    same = ("train.jsonl", "test.jsonl", "tokenizer.json")
+    assert {taken.about[name] for name in same} == {made.about[name] for name in same}
+    rounded = {key: one.bfloat16().float() for key, one in load_file(tmp_path / "m" / "model" / starts.WEIGHTS).items()}
+    read = AutoModelForCausalLM.from_pretrained(taken.model, dtype="auto")
+    assert {one.dtype for one in read.parameters()} == {torch.float32}
+    assert all(torch.equal(read.state_dict()[key], one) for key, one in rounded.items())
+    slow = hashlib.sha256()
+    for key, one in sorted(rounded.items()):
+        slow.update(f"{key} {list(one.shape)}\n".encode() + one.numpy().tobytes())
+    assert taken.about["start"] == slow.hexdigest() == starts.weights_digest(tmp_path / "kept" / "mine")
+    assert np.load(tmp_path / "t" / "embeddings.npy").dtype == np.float16
+    with pytest.raises(
+        InputError, match=r"^the weights of .*model have the SHA-256 [0-9a-f]{64}; expected 0123; mend: [^\n]*$"
+    ):
+        material_module.prepare({**begun, "digests": {"start": "0123"}}, tmp_path / "u", tmp_path)
+    with pytest.raises(InputError, match="there is no kept start"):
+        material_module.prepare({**wanted, "start": "nothing"}, tmp_path / "v", tmp_path)
+    save_file({key: one + 1 for key, one in rounded.items()}, tmp_path / "t" / "model" / starts.WEIGHTS)
+    with pytest.raises(InputError, match=r"weights of .*model have the SHA-256"):  # changed after it was made
+        material_module.prepare(begun, tmp_path / "t", tmp_path)
+    (tmp_path / "t" / "model" / starts.WEIGHTS).unlink()
+    with pytest.raises(InputError, match=r"holds no \.safetensors file"):
+        material_module.prepare(begun, tmp_path / "t", tmp_path)
+
+
+def test_what_is_kept_in_git_is_what_the_settings_name(tmp_path):
+    """The kept files against the digests, and that every small setting names its start."""
+    for name in SETTINGS:
+        material = load(name, "small").material
+        assert re.fullmatch("[0-9a-f]{64}", material["digests"]["start"])
+        if "start" in material:
+            kept = starts.FOLDER / material["start"]
+            digest = hashlib.sha256((kept / starts.EMBEDDINGS).read_bytes()).hexdigest()
+            assert digest == material["digests"]["embeddings.npy"]
+            assert len(np.load(kept / starts.EMBEDDINGS)) == material["train"]
+    assert starts.unpack_model("families-small", tmp_path / "model") == 2_557_632
+    digests = load("families", "small").material["digests"]
+    assert starts.weights_digest(tmp_path / "model") == digests["start"]
+    assert hashlib.sha256((tmp_path / "model" / "tokenizer.json").read_bytes()).hexdigest() == digests["tokenizer.json"]
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 1024
 
 
 def _trained_on(material):
@@ -332,7 +385,8 @@ def test_short_questions_are_taken_with_their_embeddings(gsm8k, tmp_path, monkey
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "gsm8k").symlink_to(gsm8k)
-    _, tokenizer = build([problem.prompt for problem in generate(20, seed=0)], seed=0, hidden=16, layers=1, vocab=300)
+    model, tokenizer = build([p.prompt for p in generate(20, seed=0)], seed=0, hidden=16, layers=1, vocab=300)
+    model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     monkeypatch.setattr(material_module, "smollm2", lambda shared: str(tmp_path / "model"))
 
@@ -620,6 +674,50 @@ def test_cells_that_were_made_in_another_way_are_not_compared(tmp_path):
         file.write_text(json.dumps({"arm": cell.arm, "run": {"learning_rate": rate}}), encoding="utf-8")
     with pytest.raises(InputError, match=r"sdo-419.json was made with run = .*2e-05.* expected one for all cells"):
         finished(setting, tmp_path)
+
+
+def test_cells_of_different_starts_are_not_compared(tmp_path):
+    """Recorded as the digest of the weights, as that of their file, or not at all: then the setting's own."""
+    setting = load("sft", "small")
+    named, (first, second) = setting.material["digests"]["start"], list(setting.cells())[:2]
+
+    def keep(cell, **material):
+        file = result_file(setting, cell, tmp_path)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"arm": cell.arm, "seed": cell.seed, "material": material}), encoding="utf-8")
+
+    keep(first)
+    keep(second, start=named)
+    assert [start_of(setting, cell) for cell in finished(setting, tmp_path)] == [named, named]
+    joins(setting, Material(tmp_path, "m", {"start": named}), tmp_path)
+    words = (
+        r"^a new cell starts from weights 77, uniform-419\.json from [0-9a-f]{64}; expected one start for all [^\n]*$"
+    )
+    with pytest.raises(InputError, match=words):
+        joins(setting, Material(tmp_path, "m", {"start": "77"}), tmp_path)
+    for other in ({"weights": "77"}, {"start": "77"}):
+        keep(second, **other)
+        with pytest.raises(InputError, match=r"sdo-419\.json starts from weights 77, uniform-419\.json from"):
+            finished(setting, tmp_path)
+    keep(first, start=named, **{"embeddings.npy": "a"})
+    keep(second, start=named, **{"embeddings.npy": "b"})
+    with pytest.raises(InputError, match=r"sdo-419\.json was made with embeddings\.npy = b, uniform-419\.json with a"):
+        finished(setting, tmp_path)
+
+
+def test_no_cell_is_trained_that_could_not_be_compared(tmp_path, monkeypatch, capsys):
+    """The start of families-small's stored cells is lost: nothing is added to them, and nothing is trained."""
+    setting = load("families", "small")
+    monkeypatch.setattr(command, "prepare", lambda *_: Material(tmp_path, "m", {"start": "77"}))
+    monkeypatch.setattr(command, "run", lambda *_: pytest.fail("it trained"))
+    assert command.main(["run", "families", "--work", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "families-small: every cell is measured\n"
+    monkeypatch.setattr(command, "result_file", lambda *_: tmp_path / "missing")
+    assert command.main(["run", "families", "--work", str(tmp_path)]) == 2
+    assert "a new cell starts from weights 77, uniform-419.json from d11d9417" in capsys.readouterr().err
+    text = origin(setting, finished(setting))
+    assert "weights and embeddings were not kept, and could not be made again" in text
+    assert setting.material["digests"]["start"] in text
 
 
 def test_undefined_figures_are_left_out_of_tables():
