@@ -48,7 +48,16 @@ from analysis.sample_pairs import (
     pair_slope,
     pairs_within_steps,
 )
-from analysis.seeds import PairedComparison, Pairing, SeedComparison, compare_paired, compare_seeds, pair_runs
+from analysis.seeds import (
+    PairedComparison,
+    Pairing,
+    SeedComparison,
+    UnpairedComparison,
+    compare_paired,
+    compare_seeds,
+    compare_unpaired,
+    pair_runs,
+)
 
 __all__ = [
     "Association",
@@ -76,6 +85,7 @@ __all__ = [
     "Slope",
     "Spread",
     "StepSummary",
+    "UnpairedComparison",
     "all_pairs",
     "batch_coherence",
     "batch_coherence_series",
@@ -87,6 +97,7 @@ __all__ = [
     "compare_balance",
     "compare_paired",
     "compare_seeds",
+    "compare_unpaired",
     "conflict_share",
     "coverage_curves",
     "describe",

@@ -23,6 +23,7 @@ from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
 from diagnostics.taps import tap_makers
 from diagnostics.trial import MicroStep, refused_as_training_would, run_micro_step, untouched
 from sdo.checks import whole_number
+from sdo.dropped import why_dropped
 from sdo.errors import InputError
 from sdo.figures import epoch_figures
 from sdo.plan import Plan
@@ -216,7 +217,13 @@ class _Examination:
         if self._plan is None:
             return None
         figures = epoch_figures(self._plan, uniform_seed=int(self._plan.organizer.options.get("seed", 0)), epochs=1)
-        found = {"name": self._plan.organizer.name, **figures[0], "notes": list(self._plan.notes)}
+        notes, missing = list(self._plan.notes), self._plan.organizer.n_samples - len(self._plan.ids)
+        if missing:
+            notes.append(
+                f"{missing:,} of {self._plan.organizer.n_samples:,} samples have no row in the training dataset; if "
+                f"nobody left them out, TRL dropped {why_dropped(self._trainer)}"
+            )
+        found = {"name": self._plan.organizer.name, **figures[0], "notes": notes}
         return {**found, "steps": figures[0]["steps"] * self._steps_per_batch}
 
     def _disk(self) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from sdo.cli.train import (
     read_options,
     resume_from,
 )
+from sdo.dropped import dropped_rows, empty_dataset
 from sdo.errors import InputError, error_line
 from sdo.organizer import Organizer
 from sdo.sources import split_names
@@ -267,6 +268,11 @@ def _build_trainer(
             peft_config=adapter,
             **extra,
         )
+    if not len(setup.trainer.train_dataset):
+        raise InputError(empty_dataset(setup.trainer, len(train_rows)))
+    lost = dropped_rows(setup.trainer, len(train_rows))
+    if lost is not None:
+        setup.say(f"note: {lost}")
 
 
 def _check_texts(rows: Rows, split: str, script: Any, training: Any, columns: Any, id_column: str) -> None:

@@ -457,15 +457,17 @@ def test_common_seeds_are_compared_and_the_others_named(scored):
     assert as_many["measures"] == entry["measures"]
 
 
-def test_runs_that_cannot_be_paired_are_named_and_nothing_fails(scored):
+def test_runs_that_seeds_do_not_pair_are_compared_as_groups(scored):
     uneven = {
         name: run for name, run in scored.items() if name in ("sdo-0", "sdo-1", "uniform-3", "uniform-4", "uniform-5")
     }
     report = build_report(uneven)
     assert report.failed == ()
     entry = report.numbers["sections"]["seeds"]["against"]["sdo"]
-    assert entry["measures"] is None
-    assert "expected as many of each" in entry["reason"]
+    assert (entry["pairs"], entry["paired_by"]) == (None, None)
+    assert entry["paired_by_reason"] == "the sides have no seed in common"
+    assert [one["n_baseline"] for one in entry["measures"]["eval_loss"]] == [3, 3]
+    assert "as two groups, since seeds do not pair them" in report.html
 
 
 def of_dataset(make_training, name, fingerprint, seed=1, organizer="sdo"):
