@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.completions import follow_completions
+from diagnostics.ended import end_before_the_first_step, stop_at_once
 from diagnostics.launch import no_ids_came
 from diagnostics.processes import Processes
 from diagnostics.scalars import log_scalars
@@ -180,6 +181,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._skipped: list[int] = []
         self._counted = -1  # the latest batch of the plan that is in the ledger
         self._processes = Processes()
+        self._ended = False
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
         channel.subscribe(self.note_ids)
 
@@ -233,6 +235,17 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             continue_generation(self._trainer, self._layout)
         self._channel.scalars.clear()
         self._channel.install(kwargs["train_dataloader"])
+        self._ended = end_before_the_first_step(state, kwargs["train_dataloader"])
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop a run that had ended before it was resumed."""
+        if self._ended:
+            stop_at_once(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Nothing happened in the epoch of a run that had ended, so that there is nothing to save or evaluate."""
+        if self._ended:
+            stop_at_once(control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a step's list of ids."""

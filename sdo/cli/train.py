@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdo.checkpoints import is_whole, last_checkpoint
+from sdo.checkpoints import checkpoint_damage, last_checkpoint, later_damaged
 from sdo.cli.config import (
     OrganizerOptions,
     RecorderOptions,
@@ -173,7 +173,7 @@ def _warn_of_other_texts(path: Path, rows: Rows) -> None:
     try:
         record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         column, digest, count = record["column"], record["texts_sha256"], record["rows"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # no record, or one of something else
     if record.get("strip_think") or count != len(rows.dataset) or column not in rows.dataset.column_names:
         return
@@ -233,13 +233,20 @@ def resume_from(value: object, output_dir: str) -> str | None:
         return None
     if str(value).lower() == "true":
         last = last_checkpoint(output_dir)
+        damaged = later_damaged(Path(output_dir), last)
         if last is None:
-            raise InputError(f"{output_dir} holds no whole checkpoint to resume from; expected checkpoint-N in it")
+            passed = f": {'; '.join(damaged)}" if damaged else ""
+            raise InputError(
+                f"{output_dir} holds no whole checkpoint to resume from; expected checkpoint-N in it{passed}"
+            )
+        for line in damaged:
+            print(f"note: passed over a checkpoint that is not whole, {line}", file=sys.stderr)
         return str(last)
-    if not is_whole(Path(str(value))):
+    damage = checkpoint_damage(Path(str(value)))
+    if damage is not None:
         raise InputError(
-            f"resume_from_checkpoint is {value}, which is no checkpoint, or not a whole one; expected its folder, "
-            "or true for the last whole one"
+            f"resume_from_checkpoint is {value}, which is no whole checkpoint: {damage}; expected its folder, or true "
+            "for the last whole one"
         )
     return str(value)
 

@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdo.checkpoints import global_step, stopped_by_callback
 from sdo.cli.cells import check_cells, text_columns
 from sdo.cli.config import OrganizerOptions
 from sdo.cli.data import Rows, load_rows
@@ -332,8 +334,19 @@ def train(setup: Setup) -> int:
         setup.equip()
         if recorder is not None and "weight" in recorder.signals:
             find_weight(trainer.model, recorder.weight)
-        with free_streams():
+        stopped = None if setup.resume is None else stopped_by_callback(Path(setup.resume))
+        if stopped is not None:
+            print(f"nothing was trained: {stopped}")
+            return 0
+        with free_streams(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="this run had ended at step")  # said below
             result = trainer.train(resume_from_checkpoint=setup.resume)
+    if setup.resume is not None and result.global_step == global_step(Path(setup.resume)):
+        print(
+            f"nothing was trained: the run had ended at step {result.global_step} of {trainer.state.max_steps}; "
+            "mend: a larger max_steps or num_train_epochs, or start a new run"
+        )
+        return 0
     if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
         trainer.save_model(trainer.args.output_dir)
     where = f"; run folder {recorder.out}" if recorder is not None else ""
