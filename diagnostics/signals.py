@@ -23,6 +23,7 @@ from diagnostics.exact import SketchCheck, device_norm
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import SampleLosses
 from diagnostics.names import adapter_names, resolve_name
+from diagnostics.objectives import loss_kind
 from diagnostics.shards import Place, local_part, place_of
 from diagnostics.sketch import GradientSketch
 from sdo.errors import InputError
@@ -365,6 +366,11 @@ class HiddenTap:
 
         ``sequences`` is how many a sample has in one forward pass, see :class:`diagnostics.kinds.TrainerKind`.
         """
+        if loss_kind(model) == "ForQuestionAnswering":
+            raise InputError(
+                "signal 'hidden' does not exist for a model of answers' starts and ends: its loss is a softmax over "
+                "the positions, so that their gradients sum to zero; mend: signals=['weight']"
+            )
         decoder, width = find_decoder(model)
         sketch = GradientSketch((width,), k=k)
         check = None if sketch.kind == "identity" else SketchCheck()
