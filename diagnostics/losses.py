@@ -102,10 +102,12 @@ class LossReader:
             nll = -(log_probs.detach().double() * mask).sum(dim=1)
             return SampleLosses(nll=nll, tokens=mask.sum(dim=1), total=nll.sum())
         if all(inputs.get(name) is None for name in _LABELS):
-            self.reason = (
-                "the model's call has no labels: the trainer keeps them for a loss of its own (label_smoothing_factor, "
-                "compute_loss_func or a compute_loss of yours), or the data have none by that name"
-            )
+            if self.objective is None:  # else one forward pass of several had them
+                self.reason = (
+                    "the model's call has no labels: the trainer keeps them for a loss of its own "
+                    "(label_smoothing_factor, compute_loss_func or a compute_loss of yours), or the data have none by "
+                    "that name"
+                )
             return None
         loss = part(output, "loss")
         if not self.disagrees and (self.objective is None or self._undecided(inputs)):
@@ -136,12 +138,14 @@ class LossReader:
         dict
             Some of ``loss``, ``tokens`` and ``score``; ``loss_reason`` and ``score_reason`` where these are None.
         """
+        found = self.objective
+        if found is not None and not self.disagrees:
+            return {"loss": found.loss, "tokens": found.tokens, "score": found.score}
         if self.reason is not None:
             tokens = "tokens with a label, but for the first of each row" if self.shifts else "positions with a label"
             unknown = {"loss": None, "loss_reason": self.reason, "score": None, "score_reason": self.reason}
             return {**unknown, "tokens": tokens}
-        found = self.objective
-        return {} if found is None else {"loss": found.loss, "tokens": found.tokens, "score": found.score}
+        return {}
 
     def _undecided(self, inputs: Mapping[str, Any]) -> bool:
         return self._by_items is None and self._to_compare > 0 and inputs.get("num_items_in_batch") is not None

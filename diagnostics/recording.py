@@ -359,7 +359,8 @@ class Recording:
                 # A loss of the user's own trains on logits without labels; TRL then reads its metrics off a second
                 # forward pass without gradients, which has them.
                 if torch.is_grad_enabled() or self._micros[-1].losses is None:
-                    self._micros[-1].losses = self._reader.read(output, kwargs, exact=False)
+                    found = self._reader.read(output, kwargs, exact=False)
+                    self._micros[-1].losses = found or self._micros[-1].losses
             elif not module.training and not torch.is_grad_enabled() and self._options.evaluations:
                 self._held_out.hold(output, kwargs)
 

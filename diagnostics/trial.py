@@ -150,7 +150,7 @@ def listening(model: nn.Module, kind: TrainerKind, micros: list[MicroBatch]) -> 
     def after(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         wanted = kind.loss_from == "forward" and bool(micros)
         if wanted and (torch.is_grad_enabled() or micros[-1].losses is None):
-            micros[-1].losses = reader.read(output, kwargs, exact=False)
+            micros[-1].losses = reader.read(output, kwargs, exact=False) or micros[-1].losses
 
     channel.subscribe(begin)
     hook = model.register_forward_hook(after, with_kwargs=True)

@@ -160,3 +160,11 @@ def test_what_the_model_divides_by_is_found_out(kit):
         given = {**call, "num_items_in_batch": torch.tensor(items)}
         losses = reader.read(SimpleNamespace(logits=logits, loss=torch.tensor(truth / 10)), given, exact=False)
         assert float(losses.total) == pytest.approx(truth, rel=1e-5)
+
+
+def test_a_pass_without_labels_after_one_with_them_takes_nothing_back(kit):
+    model = kit.make_model()
+    call, reader = batch_of(model), LossReader(model, PLAIN)
+    reader.read(model(**call), call, exact=False)
+    assert reader.read(model(input_ids=call["input_ids"]), {"input_ids": call["input_ids"]}, exact=False) is None
+    assert (reader.reason, reader.meaning()["loss"]) == (None, PLAIN.loss)
