@@ -16,7 +16,8 @@ from diagnostics.exact import exact_norm
 from diagnostics.forecast import Shape, forecast
 from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import PLAIN, TrainerKind
-from diagnostics.launch import check_launch, no_ids_came, require_positions
+from diagnostics.launch import check_launch, no_ids_came, require_positions, require_trained_tokens
+from diagnostics.objectives import shifts_labels
 from diagnostics.recorder import GradientRecorder
 from diagnostics.runlog import check_free
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
@@ -136,6 +137,8 @@ class _Examination:
         """Run forward and backward on the first rows of the first batch."""
         before = len(self._refused)
         self.attempt(lambda: require_positions(self._trainer.train_dataset))
+        shifts = shifts_labels(self._trainer.model)
+        self.attempt(lambda: require_trained_tokens(self._trainer.train_dataset, shifts=shifts))
         if self._kind is not None and self._kind.generates:
             self._refused += unfollowed(self._trainer)
             channel = IdChannel.peek(self._trainer.model)
@@ -194,7 +197,8 @@ class _Examination:
         elif micro is not None and isinstance(tap, HiddenTap) and micro.hidden is not None:
             fires, norm = True, exact_norm(micro.hidden.double().sum(dim=0))
         elif micro is not None and isinstance(tap, HeadTap) and micro.head_only is not None:
-            fires, norm = True, exact_norm(micro.head_only.double().sum(dim=0))
+            fires = True
+            norm = float(micro.head_only.double().sum(dim=0).norm() if micro.head_norm is None else micro.head_norm)
         size = math.prod(tap.sketch.shape) * 4  # a summed row of `hidden` is float32
         if isinstance(tap, WeightTap):
             size = tap.weight.parameter.numel() * tap.weight.parameter.element_size()

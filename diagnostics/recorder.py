@@ -29,7 +29,8 @@ class GradientRecorder(TrainerCallback, ExportableState):
     signals
         ``"weight"``: the gradient of one parameter; ``"hidden"``: the gradient at the final norm's output, summed
         over positions; and, where asked for, ``"head_only"``: the gradient of the language-model head alone, tied or
-        frozen as it may be, for about two more forward passes of the head.
+        frozen as it may be, for about three more forward passes of the head and the memory of its gradient (with
+        accumulation twice that).
     weight
         Full name of the parameter; by default the last trainable matrix.
     sample_every

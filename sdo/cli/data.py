@@ -49,7 +49,7 @@ class DPOColumns:
 
 
 # What TRL 1.16 reads beside prompt and answers: what it renders into the prompt, and the reference's own scores.
-READ_BY_TRL = ("tools", "chat_template_kwargs", "ref_chosen_logps", "ref_rejected_logps")
+READ_BY_TRL = ("tools", "chat_template_kwargs", "image", "images", "ref_chosen_logps", "ref_rejected_logps")
 
 
 @dataclass

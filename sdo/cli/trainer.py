@@ -327,10 +327,12 @@ def train(setup: Setup) -> int:
     int
         0.
     """
+    from diagnostics.launch import require_trained_tokens
     from diagnostics.signals import find_weight
 
     trainer, recorder = setup.trainer, setup.options.recorder
     with _leaving_nothing(setup):
+        require_trained_tokens(trainer.train_dataset, shifts=True)
         setup.equip()
         if recorder is not None and "weight" in recorder.signals:
             find_weight(trainer.model, recorder.weight)

@@ -539,6 +539,15 @@ def test_malformed_data(here, capsys, training):
     assert training == []
 
 
+@pytest.mark.parametrize("recorder", [None, RECORDER])
+def test_rows_of_nothing_but_empty_texts(here, capsys, training, recorder):
+    """TRL trains them to a loss of 0."""
+    write_rows(here / "train.jsonl", [Row("", "")] * N)
+    assert f"no token of the training dataset's {N} row(s) is trained on" in refused(capsys, sft, recorder=recorder)
+    assert training == []
+    assert not (here / "run").exists()
+
+
 def test_an_empty_evaluation_split(here, capsys, training):
     """Found before training, not at the first evaluation."""
     line = refused(
