@@ -120,7 +120,7 @@ def summarise_balance(
     balances = {run.name: _balance_of(run, material) for run in runs}
     base = runs[names.index(reference)]
     comparisons = {run.name: _comparison_of(base, run, material) for run in runs if run is not base}
-    material.notes += [note for run in runs for note in run.notes]
+    material.notes += dict.fromkeys(note for run in runs for note in run.notes)
     inside = material.union()
     inside = inside[clustering.labels[inside] >= 0]
     only = np.full(N, -1, dtype=np.int64)
@@ -174,12 +174,22 @@ def _note_questions(material: _Material, *, duplicates_known: bool) -> None:
         notes.append(
             f"clusters of fewer than {SMALL} questions: {int((sizes < SMALL).sum())}, of one: {int((sizes == 1).sum())}"
         )
+    measures = {run.name: _measure(run) for run in material.runs if run.source}
+    if len(set(measures.values())) > 1:
+        told = "; ".join(f"{name}: {one}" for name, one in measures.items())
+        notes.append(f"the runs are not measured alike, and differ by that too ({told})")
     binary = [bool(np.isin(run.score, (0.0, 1.0)).all()) for run in material.runs]
     if len(set(binary)) > 1:
         notes.append(
             "some runs hold right and wrong answers, others averages: runs decoded in different ways differ in spread "
             "even where all clusters are equally good"
         )
+
+
+def _measure(run: Predictions) -> str:
+    """Say what the scores of a run are, as far as its source tells."""
+    chosen = [f"{key} {run.source[key]}" for key in ("metric", "filter", "evaluation", "step") if key in run.source]
+    return ", ".join(chosen) or "column correct"
 
 
 def _balance_of(run: Predictions, material: _Material) -> Balance:

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -178,6 +179,18 @@ def test_single_answers_beside_averages_are_warned_of():
     found = summary([run("a"), averages])
     assert any("runs decoded in different ways differ in spread" in note for note in found.notes)
     assert not any("decoded" in note for note in summary([run("a"), run("b", seed=1)]).notes)
+
+
+def test_runs_that_are_not_measured_alike_are_said():
+    one, two, three, python = (run(name, seed=i) for i, name in enumerate("abcd"))
+    strict = replace(one, source={"format": "sample log", "metric": "acc", "filter": "none"}, notes=("said once",))
+    other = replace(two, source=dict(strict.source), notes=("said once",))
+    alike = summary([strict, other, python]).notes
+    assert not any("not measured alike" in note for note in alike)
+    assert alike.count("said once") == 1
+    folder = replace(three, source={"format": "run folder", "evaluation": "judge", "step": 3})
+    note = "the runs are not measured alike, and differ by that too (a: metric acc, filter none; c: evaluation judge, "
+    assert note + "step 3)" in summary([strict, folder]).notes
 
 
 def test_refuses_lengths_that_differ():
