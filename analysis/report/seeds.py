@@ -10,7 +10,7 @@ from analysis.report.content import Absent, Cell, Finding, Picture, Section, Tab
 from analysis.report.sections import Material
 from analysis.report.settings import kinds_of_run
 from analysis.seeds import FEW_PAIRS, PairedComparison, Pairing, SeedComparison, compare_seeds, pair_runs
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 
 _LEVEL = 0.05
 # What the name of a measure says of its direction; of others no better or worse is said.
@@ -93,7 +93,8 @@ def _table(one: SeedComparison, caption: str) -> Table:
 
 def _finding(one: SeedComparison, kind: str, baseline: str) -> Finding:
     last = one.comparisons[-1]
-    told = f"{one.measure} after {one.steps[-1]} steps: {kind} minus {baseline} is {signed(last.mean, '{:+.4g}')}"
+    after = counted(one.steps[-1], "step")
+    told = f"{one.measure} after {after}: {kind} minus {baseline} is {signed(last.mean, '{:+.4g}')}"
     told += f" over {last.n} pairs of seeds (sign-flip p = {last.sign_flip_p:.3f})."
     if last.n < FEW_PAIRS:
         told += f" So few pairs cannot reach {_LEVEL}: {FEW_PAIRS} can."

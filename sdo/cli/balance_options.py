@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.cli.run_options import real, run_name, shortest_suffix
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 from sdo.keys import MAX_SEED
 from sdo.rowfiles import whole_numbers
 
@@ -196,8 +196,8 @@ def _read_prompts(args: argparse.Namespace, rows: int, embeddings: Embeddings | 
     prompts = Prompts.of(texts())
     if len(prompts.texts) != rows:
         raise InputError(
-            f"--prompts {args.prompts} holds {len(prompts.texts)} texts, embeddings or labels {rows} rows; "
-            "expected one text a row, in the same order"
+            f"--prompts {args.prompts} holds {counted(len(prompts.texts), 'text')}, embeddings or labels "
+            f"{counted(rows, 'row')}; expected one text a row, in the same order"
         )
     if args.id_column is None:
         return prompts

@@ -337,6 +337,18 @@ def test_the_weakest_clusters_come_with_three_prompts(predictions):
     assert f"question {10 * weakest['clusters'][0]}" in page.words
 
 
+def test_one_cluster_is_no_balance():
+    score = np.arange(12) % 2.0
+    runs = [Predictions(name, np.arange(12), one) for name, one in (("before", score), ("after", 1 - score))]
+    summary = summarise_balance(runs, given_labels(np.zeros(12, dtype=int)), resamples=99)
+    page = build_report({}, balance=summary).html
+    assert "balance undetermined (it needs at least two clusters)" in page
+    assert "No homogeneity test for before and after: it needs at least two clusters." in page
+    assert "12 questions (12 distinct) in 1 cluster<" in page
+    assert "after has one cluster, so none is weaker than another." in page
+    assert "1 clusters" not in page
+
+
 def test_balance_that_fails_leaves_the_runs_standing(runs, predictions, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no ink")

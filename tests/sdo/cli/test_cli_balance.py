@@ -241,7 +241,7 @@ def test_names_of_runs(tmp_path, monkeypatch, argv, names):
         ("sdo.jsonl --labels L.npy --out q.jsonl", "is a file; expected a folder"),
         ("sdo.jsonl --labels L.npy --out .", "holds files"),
         ("sdo.jsonl --labels short.npy --out out", "sample id 5 of sdo (and 84 others) is unknown"),
-        ("sdo.jsonl --labels L.npy --prompts few.jsonl --column question --out out", "holds 1 texts"),
+        ("sdo.jsonl --labels L.npy --prompts few.jsonl --column question --out out", "holds 1 text,"),
         ("sdo.jsonl --embeddings E.npy --labels short.npy --out out", "embeddings have 90 rows, labels 5"),
     ],
 )
@@ -253,6 +253,26 @@ def test_wrong_input_is_one_line_and_writes_nothing(desk, capsys, argv, message)
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (desk / "out").exists()
+
+
+def test_one_cluster_is_said_in_the_singular_and_with_reasons(desk, pictures, capsys):
+    np.save("one.npy", np.append(np.zeros(N - 1, dtype=int), -1))
+    assert call("uniform.jsonl sdo.jsonl --labels one.npy --out out") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("89 questions in 1 cluster\n")
+    assert "in no metric: 1 question\n" in printed
+    assert printed.count("  - for B-20%, CV, Gini, gap, latent spread: it needs at least two clusters\n") == 3
+    assert "verdict on balance: undetermined: it needs at least two clusters" in printed
+    assert "0.000" not in printed
+    assert read(desk / "out")["failed"] == []
+
+
+def test_a_dash_has_its_reason_below(desk, capsys):
+    (desk / "none.jsonl").write_text("".join(json.dumps({"sample_id": i, "correct": 0}) + "\n" for i in range(N)))
+    assert call("none.jsonl sdo.jsonl --labels L.npy --out out") == 0
+    printed = capsys.readouterr().out
+    assert "  - for CV, Gini: the mean is 0\n" in printed
+    assert "  - for CV, Gini: the metric is undefined in one of the runs\n" in printed
 
 
 def test_too_few_resamples(desk, capsys):
