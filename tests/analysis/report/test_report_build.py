@@ -418,6 +418,19 @@ def test_rewards_in_training_are_not_shown_as_evaluations(make_training):
     assert "eval_dataset" not in words
 
 
+def test_evaluations_at_other_steps_are_no_comparison(make_training):
+    runs = {}
+    for name, steps in (("uniform", (5, 10)), ("sdo", (5, 15)), ("third", (5, 15))):
+        writer = make_training(name, steps=20, organizer={"name": name, "options": {}})
+        writer.evaluations("eval_loss", {step: np.full(3, 1 / step) for step in steps})
+        runs[name] = Run.open(writer.path)
+    words = Page(build_report(runs).html).words
+    assert "Last is not the same step in all runs, so it compares none: 10 of uniform and 15 of sdo and third." in words
+    assert "First is not the same" not in words
+    del runs["uniform"]
+    assert "not the same step" not in Page(build_report(runs).html).words
+
+
 @pytest.fixture
 def scored(make_training):
     """Six seeds of two kinds of run, evaluated twice; the second kind is better by about 0.5."""
