@@ -36,7 +36,7 @@ from analysis.gram import (
 from analysis.locality_plots import locality_cloud, locality_series, signal_clouds
 from analysis.locality_study import RunLocality, SignalLocality, run_locality
 from analysis.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
-from analysis.predictions import Predictions, read_predictions
+from analysis.predictions import Predictions, read_all_predictions, read_predictions
 from analysis.redraw_tests import Association
 from analysis.runs import Run
 from analysis.sample_pairs import (
@@ -124,6 +124,7 @@ __all__ = [
     "pairs_within_steps",
     "plan_exposure",
     "ranked_clusters",
+    "read_all_predictions",
     "read_labels",
     "read_predictions",
     "run_exposure",

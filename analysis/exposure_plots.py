@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from analysis.drawing import COLOURS, MANY_RUNS, figure_of, message, plain_text, runs_legend
 from analysis.exposure import Exposure
 from analysis.seeds import PairedComparison, SeedComparison
+from sdo.errors import counted
 
 _BARS = 40  # beyond, or of many runs, counts are drawn as a line
 
@@ -76,7 +77,7 @@ def coverage_curves(
     handles, details = [], []
     for position, one in enumerate(exposures.values()):
         style = ("-", "--", ":")[position // len(COLOURS) % 3]
-        details.append(f": {one.coverage[-1]:.1%} after {len(one.step)} steps")
+        details.append(f": {one.coverage[-1]:.1%} after {counted(len(one.step), 'step')}")
         handles += axes.plot(one.step + 1, one.coverage, style, color=COLOURS[position % len(COLOURS)], linewidth=1.8)
     axes.set_ylim(0.0, 1.02)
     axes.set_xlim(left=0)

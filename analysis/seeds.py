@@ -14,7 +14,7 @@ from scipy import stats
 from analysis.recorded import evaluation_scores, generates, training_rewards
 from analysis.runs import Run
 from sdo.checks import number_array
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 
 LEVEL = 0.05
 FEW_PAIRS = 6  # below, no sign-flip p can reach LEVEL
@@ -256,7 +256,7 @@ def compare_paired(baseline: ArrayLike, against: ArrayLike) -> PairedComparison:
     if first.shape != second.shape:
         raise ValueError(f"shapes {first.shape} and {second.shape}; expected n values each")
     if len(first) < 2:
-        raise ValueError(f"{len(first)} pairs; one seed gives no verdict, two are the least")
+        raise ValueError(f"{counted(len(first), 'pair')}; one seed gives no verdict, two are the least")
     difference = second - first
     if not np.isfinite(difference).all():
         raise ValueError("a value is not finite")

@@ -19,7 +19,7 @@ from analysis.seeds import (
     compare_seeds,
     pair_runs,
 )
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 
 # What the name of a measure says of its direction; of others no better or worse is said.
 _LOWER, _HIGHER = ("loss",), ("correct", "accuracy", "reward", "margin")
@@ -108,7 +108,8 @@ def _table(one: SeedComparison, caption: str) -> Table:
 
 def _finding(one: SeedComparison, kind: str, baseline: str) -> Finding:
     last = one.comparisons[-1]
-    told = f"{one.measure} after {one.steps[-1]} steps: {kind} minus {baseline} is {signed(last.mean, '{:+.4g}')}"
+    after = counted(one.steps[-1], "step")
+    told = f"{one.measure} after {after}: {kind} minus {baseline} is {signed(last.mean, '{:+.4g}')}"
     paired = isinstance(last, PairedComparison)
     told += f" over {last.sizes}" + (" of seeds" if paired else "")
     told += f" ({'sign-flip' if paired else 'permuted labels,'} p = {last.resampling_p:.3f})."

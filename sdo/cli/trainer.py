@@ -28,7 +28,7 @@ from sdo.cli.train import (
     resume_from,
 )
 from sdo.dropped import dropped_rows, empty_dataset
-from sdo.errors import InputError, error_line
+from sdo.errors import InputError, counted, error_line
 from sdo.organizer import Organizer
 from sdo.sources import split_names
 
@@ -353,5 +353,5 @@ def train(setup: Setup) -> int:
         trainer.save_model(trainer.args.output_dir)
     where = f"; run folder {recorder.out}" if recorder is not None else ""
     if trainer.is_world_process_zero():
-        print(f"{result.global_step} steps, mean training loss {result.training_loss:.4f}{where}")
+        print(f"{counted(result.global_step, 'step')}, mean training loss {result.training_loss:.4f}{where}")
     return 0
