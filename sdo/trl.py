@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from diagnostics.launch import no_ids_came
 from diagnostics.processes import Processes
 from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
+from sdo.belonging import match_texts, misplaced, other_texts, read_record
 from sdo.checkpoints import dataset_digest
 from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
@@ -61,8 +63,10 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     Warns
     -----
     UserWarning
-        If another trainer of the same model had an organizer, as where a notebook's cell is run again: that one is
-        detached, and its trainer refuses to train until it is given one again.
+        If the record that ``sdo embed`` left beside the embeddings shows that they are those of other texts, or that
+        the ids name other rows than those that were embedded. If another trainer of the same model had an organizer,
+        as where a notebook's cell is run again: that one is detached, and its trainer refuses to train until it is
+        given one again.
 
     Notes
     -----
@@ -80,7 +84,23 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
         raise InputError(refusal)
     dataset_ids, source = dataset_ids_of(trainer, organizer, id_column)
     plan = organizer.plan(batch_samples(trainer), rows=dataset_ids)
+    _warn_of_other_rows(trainer.train_dataset, organizer, id_column)
     return Handle(trainer, plan, dataset_ids, source)
+
+
+def _warn_of_other_rows(dataset: Any, organizer: Organizer, id_column: str) -> None:
+    """Hold the dataset's texts, where it still has them, against the record beside the embeddings."""
+    path = None if organizer.embeddings is None else organizer.embeddings.path
+    record = None if path is None else read_record(Path(path))
+    columns = getattr(dataset, "column_names", None) or ()
+    if path is None or record is None:
+        return
+    column = record["column"] if record["column"] in columns else "prompt"
+    found = match_texts(record, dataset, dataset[id_column] if id_column in columns else None, column)
+    if found == "no" and column == record["column"]:  # a prompt may be made of the text that was embedded
+        warnings.warn(other_texts(Path(path), column), stacklevel=3)
+    elif found == "by position" and id_column in columns:
+        warnings.warn(misplaced(Path(path), column, id_column), stacklevel=3)
 
 
 class Handle:
