@@ -37,7 +37,7 @@ from analysis.gram import (
 from analysis.locality_plots import locality_cloud, locality_series, signal_clouds
 from analysis.locality_study import RunLocality, SignalLocality, run_locality
 from analysis.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
-from analysis.predictions import Predictions, read_predictions
+from analysis.predictions import Predictions, read_all_predictions, read_predictions
 from analysis.redraw_tests import Association
 from analysis.runs import Run
 from analysis.sample_pairs import (
@@ -49,7 +49,16 @@ from analysis.sample_pairs import (
     pair_slope,
     pairs_within_steps,
 )
-from analysis.seeds import PairedComparison, Pairing, SeedComparison, compare_paired, compare_seeds, pair_runs
+from analysis.seeds import (
+    PairedComparison,
+    Pairing,
+    SeedComparison,
+    UnpairedComparison,
+    compare_paired,
+    compare_seeds,
+    compare_unpaired,
+    pair_runs,
+)
 
 __all__ = [
     "Association",
@@ -78,6 +87,7 @@ __all__ = [
     "Slope",
     "Spread",
     "StepSummary",
+    "UnpairedComparison",
     "all_pairs",
     "batch_coherence",
     "batch_coherence_series",
@@ -89,6 +99,7 @@ __all__ = [
     "compare_balance",
     "compare_paired",
     "compare_seeds",
+    "compare_unpaired",
     "conflict_share",
     "coverage_curves",
     "describe",
@@ -115,6 +126,7 @@ __all__ = [
     "pairs_within_steps",
     "plan_exposure",
     "ranked_clusters",
+    "read_all_predictions",
     "read_labels",
     "read_predictions",
     "run_coherence",

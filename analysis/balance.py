@@ -32,6 +32,8 @@ Array = NDArray[np.float64]
 
 LEVEL = 0.05  # two-sided; intervals and bands are at 1 - LEVEL
 MOVES = "moves with the mean: no verdict on balance"
+_FEWEST_CLUSTERS = 2  # one has nothing to be compared with
+_ONE_CLUSTER = "it needs at least two clusters"
 _FEWEST_RESAMPLES = 99  # p cannot fall below 1/(resamples + 1)
 
 
@@ -64,6 +66,10 @@ def cluster_balance(
     ValueError
         For scores outside [0, 1], labels or groups that are no integers, masked entries, shapes that differ, no
         question in a cluster, or too few resamples.
+
+    Notes
+    -----
+    With one cluster all but the mean is undefined: nothing is even or uneven.
 
     Examples
     --------
@@ -143,6 +149,9 @@ def compare_balance(
     found = {
         name: _difference(name, observed[name], np.concatenate([part[name] for part in parts])) for name in observed
     }
+    if first.clusters < _FEWEST_CLUSTERS:
+        nothing = Difference(None, None, None, "undetermined", _ONE_CLUSTER)
+        found |= dict.fromkeys([name for name in found if name != "mean"], nothing)
     logit = found.pop("logit")
     found["spread"] = _on_both_scales(found["spread"], logit)
     a, b = accuracies(first, first.sums())[0], accuracies(second, second.sums())[0]
@@ -178,7 +187,10 @@ def _units(score: ArrayLike, label: ArrayLike, group: ArrayLike | None) -> Units
 
 
 def _values(units: Units, sums: Sums) -> dict[str, Array]:
-    return raw_metrics(accuracies(units, sums)) | {"spread": latent_spread(units, sums)}
+    values = raw_metrics(accuracies(units, sums)) | {"spread": latent_spread(units, sums)}
+    if units.clusters < _FEWEST_CLUSTERS:  # what compares clusters would be 0, as if they were even
+        values |= {name: np.full_like(values["mean"], np.nan) for name in METRICS if name != "mean"}
+    return values
 
 
 def _finite(value: ArrayLike) -> float | None:
@@ -195,10 +207,10 @@ def _band(values: Array) -> Interval | None:
 
 def _undefined(units: Units, name: str) -> str | None:
     """Say why a metric has no value, or None if it has."""
+    if name != "mean" and units.clusters < _FEWEST_CLUSTERS:
+        return _ONE_CLUSTER
     if name in ("cv", "gini") and not units.score.any():
         return "the mean is 0"
-    if name == "spread" and units.clusters < 2:
-        return "it needs at least two clusters"
     if name == "spread" and len(units) == units.clusters:
         return "every cluster holds one distinct question: noise and spread cannot be told apart"
     return None
@@ -228,14 +240,15 @@ def _described(
         value, reason = _finite(values[name][0]), _undefined(units, name)
         if reason is None and (latent[name] is None or intervals[name] is None):
             reason = f"no latent interval: {why}" if why else "no latent value: the mean is 0 in some draws"
-        described[name] = MetricBalance(value, bands[name], latent[name], intervals[name], reason)
+        band = bands[name] if units.clusters >= _FEWEST_CLUSTERS else None  # no deal moves the mean of one
+        described[name] = MetricBalance(value, band, latent[name], intervals[name], reason)
     return described
 
 
 def _homogeneity(units: Units, observed: Array, null: Array) -> Homogeneity:
     """Pearson's χ² of equal proportions, ``Q / (Σ (v - v̄)²/U)``, by permutation."""
-    if units.clusters < 2:
-        return Homogeneity(None, None, "it needs at least two clusters")
+    if units.clusters < _FEWEST_CLUSTERS:
+        return Homogeneity(None, None, _ONE_CLUSTER)
     if len(units) == units.clusters:
         return Homogeneity(None, None, "every cluster holds one distinct question: any deal looks the same")
     variance = float(units.score.var())

@@ -21,6 +21,7 @@ from analysis.balance_metrics import lorenz_curves
 from analysis.balance_results import SMALL, Balance, BalanceComparison
 from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text
 from sdo.checks import integer_array, whole_number
+from sdo.errors import counted
 
 ROWS = 40  # clusters named in one picture
 _BAND = "#b5b5b5"
@@ -67,8 +68,9 @@ def ranked_clusters(
     figure, axes = figure_of(ax, (8.2, 1.7 + 0.19 * (len(rank) + 1)))
     axes.set_title(plain_text(title, 100), fontsize="medium")
     low, high = balance.ranked_band
+    several = len(order) > 1  # one cluster has no rank
     for part in (slice(0, gap), slice(gap, None)):
-        if len(rank[part]):
+        if len(rank[part]) and several:
             # Half a row above and below, so that a single rank has a band too.
             y = np.repeat(place[part], 2) + np.tile([-0.5, 0.5], len(rank[part]))
             axes.fill_betweenx(
@@ -94,19 +96,19 @@ def ranked_clusters(
     ticks = place.tolist()
     if gap < len(rank):
         ticks.insert(gap, gap)
-        labels.insert(gap, f"… {len(order) - len(rank)} clusters between …")
+        labels.insert(gap, f"… {counted(len(order) - len(rank), 'cluster')} between …")
     axes.set_yticks(ticks, labels, fontsize="x-small")
     axes.set_ylim(place[-1] + 0.7, -0.7)
     _accuracy_axis(axes)
     handles: list[Any] = [
         Line2D([], [], color=COLOURS[0], marker="o", markersize=4.5),
-        Patch(color=_BAND, alpha=0.5, linewidth=0),
+        *([Patch(color=_BAND, alpha=0.5, linewidth=0)] if several else []),
         Line2D([], [], color="black", linewidth=0.9, linestyle="--"),
     ]
     texts = [
         "accuracy, 95 % Wilson interval",
-        "where 95 % of each rank lie if all clusters are equally good",
-        f"mean over {len(order)} clusters: {mean:.3f}",
+        *(["where 95 % of each rank lie if all clusters are equally good"] if several else []),
+        f"mean over {counted(len(order), 'cluster')}: {mean:.3f}",
     ]
     if small.any():
         handles.insert(
@@ -138,21 +140,21 @@ def lorenz(balances: Mapping[str, Balance], *, title: str = "", ax: Axes | None 
     handles: list[Any] = [Line2D([], [], color=_GREY, linewidth=1, linestyle="--")]
     texts = ["equal accuracies"]
     for position, (name, one) in enumerate(balances.items()):
-        if not one.accuracy.any():
+        gini = one.metrics["gini"]
+        if gini.value is None:
             continue
         colour = COLOURS[position % len(COLOURS)]
         share = np.linspace(0, 1, len(one.accuracy) + 1)
         (curve,) = axes.plot(share, lorenz_curves(np.sort(one.accuracy)[None])[0], color=colour, linewidth=1.6)
         band = one.lorenz_band
         axes.fill_between(share, band[0], band[1], color=colour, alpha=0.2, linewidth=0)
-        gini = one.metrics["gini"]
         chance = (
             "" if gini.equal_band is None else f"; equal clusters: {gini.equal_band[0]:.3f} to {gini.equal_band[1]:.3f}"
         )
         handles.append(curve)
         texts.append(f"{plain_text(name)}: Gini {gini.value:.3f}{chance}")
     if len(handles) == 1:
-        message(axes, "no run has a correct answer:\nnothing to share out")
+        message(axes, "no run has a correct answer in\none of several clusters: nothing to share out")
         return figure, axes
     handles.append(Patch(color=_BAND, alpha=0.5, linewidth=0))
     texts.append("shaded, in each run's colour: 95 % band of equally good clusters")
@@ -214,7 +216,7 @@ def dumbbell(
     ticks = place.tolist()
     if gap < len(rank):
         ticks.insert(gap, gap)
-        labels.insert(gap, f"… {len(order) - len(rank)} clusters between …")
+        labels.insert(gap, f"… {counted(len(order) - len(rank), 'cluster')} between …")
     axes.set_yticks(ticks, labels, fontsize="x-small")
     axes.set_ylim(place[-1] + 0.7, -0.7)
     _accuracy_axis(axes)
@@ -228,7 +230,7 @@ def dumbbell(
     texts = [
         plain_text(baseline),
         plain_text(run),
-        f"beyond chance: {count} of {len(order)} clusters (sign test, Holm)",
+        f"beyond chance: {count} of {counted(len(order), 'cluster')} (sign test, Holm)",
         "not distinguishable from 0",
     ]
     _legend_below(axes, handles, texts)
@@ -273,7 +275,7 @@ def cluster_sizes(size: ArrayLike, *, title: str = "", ax: Axes | None = None) -
     _legend_below(
         axes,
         [Line2D([], [], color=COLOURS[1], linewidth=1, linestyle="--")],
-        [f"{SMALL} questions: {small} clusters hold fewer"],
+        [f"{SMALL} questions: fewer in {counted(small, 'cluster')}"],
     )
     return figure, axes
 

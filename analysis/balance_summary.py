@@ -16,7 +16,7 @@ from analysis.cluster_texts import Prompts, central_rows, keywords, shown_text
 from analysis.clusters import NEAR_DUPLICATE, Clustering, described_embeddings, duplicate_groups
 from analysis.predictions import Predictions
 from sdo.embeddings import Embeddings
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 
 FORMAT = "sdo-balance"
 FORMAT_VERSION = 1
@@ -120,7 +120,7 @@ def summarise_balance(
     balances = {run.name: _balance_of(run, material) for run in runs}
     base = runs[names.index(reference)]
     comparisons = {run.name: _comparison_of(base, run, material) for run in runs if run is not base}
-    material.notes += [note for run in runs for note in run.notes]
+    material.notes += dict.fromkeys(note for run in runs for note in run.notes)
     inside = material.union()
     inside = inside[clustering.labels[inside] >= 0]
     only = np.full(N, -1, dtype=np.int64)
@@ -155,15 +155,17 @@ def _note_questions(material: _Material, *, duplicates_known: bool) -> None:
     everyone = material.union()
     inside = everyone[labels[everyone] >= 0]
     if len(everyone) < len(labels):
-        notes.append(f"{len(labels) - len(everyone)} of {len(labels)} rows have no prediction in any run")
+        notes.append(f"rows without a prediction in any run: {len(labels) - len(everyone)} of {len(labels)}")
     missed = len(np.unique(labels[labels >= 0])) - len(np.unique(labels[inside]))
     if missed:
         notes.append(f"clusters without a prediction in any run, left out: {missed}")
     if len(inside) < len(everyone):
-        notes.append(f"{len(everyone) - len(inside)} questions are noise (-1): shown apart, in no metric")
+        notes.append(f"noise (-1), shown apart, in no metric: {counted(len(everyone) - len(inside), 'question')}")
     for run in material.runs:
         if len(run) < len(everyone):
-            notes.append(f"{run.name} answers {len(run)} of {len(everyone)} questions; its own values are on these")
+            notes.append(
+                f"{run.name} answers {len(run)} of {counted(len(everyone), 'question')}; its own values are on these"
+            )
     if duplicates_known:
         twins = len(inside) - len(np.unique(material.groups[inside]))
         notes.append(f"duplicates of another question of their cluster, dealt as one with it: {twins} of {len(inside)}")
@@ -174,12 +176,22 @@ def _note_questions(material: _Material, *, duplicates_known: bool) -> None:
         notes.append(
             f"clusters of fewer than {SMALL} questions: {int((sizes < SMALL).sum())}, of one: {int((sizes == 1).sum())}"
         )
+    measures = {run.name: _measure(run) for run in material.runs if run.source}
+    if len(set(measures.values())) > 1:
+        told = "; ".join(f"{name}: {one}" for name, one in measures.items())
+        notes.append(f"the runs are not measured alike, and differ by that too ({told})")
     binary = [bool(np.isin(run.score, (0.0, 1.0)).all()) for run in material.runs]
     if len(set(binary)) > 1:
         notes.append(
             "some runs hold right and wrong answers, others averages: runs decoded in different ways differ in spread "
             "even where all clusters are equally good"
         )
+
+
+def _measure(run: Predictions) -> str:
+    """Say what the scores of a run are, as far as its source tells."""
+    chosen = [f"{key} {run.source[key]}" for key in ("metric", "filter", "evaluation", "step") if key in run.source]
+    return ", ".join(chosen) or "column correct"
 
 
 def _balance_of(run: Predictions, material: _Material) -> Balance:
@@ -201,8 +213,8 @@ def _comparison_of(base: Predictions, run: Predictions, material: _Material) -> 
     common, first, second = np.intersect1d(own, other, return_indices=True)
     if len(common) < max(len(own), len(other)):
         material.notes.append(
-            f"{run.name} against {base.name}: compared on the {len(common)} questions that both answered "
-            f"({len(own) - len(common)} are {base.name}'s alone, {len(other) - len(common)} {run.name}'s)"
+            f"{run.name} against {base.name}: compared on the {counted(len(common), 'question')} that both answered "
+            f"(others: {len(own) - len(common)} of {base.name}, {len(other) - len(common)} of {run.name})"
         )
     if not (material.labels[common] >= 0).any():
         raise InputError(

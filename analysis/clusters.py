@@ -21,7 +21,7 @@ from scipy.sparse.csgraph import connected_components
 
 from sdo.checks import integer_array, number, whole_number
 from sdo.embeddings import Embeddings
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 from sdo.keys import MAX_SEED, exponentials, raw_keys
 from sdo.search import exact_dots
 
@@ -108,11 +108,13 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     """
     k, seed = whole_number("number of clusters", k, None), whole_number("seed", seed, 0, MAX_SEED)
     if not 1 <= k <= len(embeddings):
-        raise InputError(f"{k} clusters of {len(embeddings)} rows; expected 1 to {len(embeddings)}")
+        raise InputError(
+            f"{counted(k, 'cluster')} of {counted(len(embeddings), 'row')}; expected 1 to {len(embeddings)}"
+        )
     valid = np.flatnonzero(embeddings.valid)
     notes = []
     if len(valid) < len(embeddings):
-        notes.append(f"{len(embeddings) - len(valid)} rows hold NaN or infinity or are zero: they count as noise")
+        notes.append(f"rows with NaN or infinity, or zero, which count as noise: {len(embeddings) - len(valid)}")
     if not len(valid):
         raise InputError("no embedding row has a direction; expected finite, non-zero rows; mend: embed again")
     keys = raw_keys(seed, _CLUSTERS, 0, len(embeddings))
@@ -120,7 +122,7 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     rows = embeddings.unit[fitted].astype(np.float64)
     centres = _first_centres(rows, k, seed)
     if len(centres) < k:
-        notes.append(f"there are {len(centres)} distinct rows: {len(centres)} clusters instead of {k}")
+        notes.append(f"distinct rows: {len(centres)}, so {counted(len(centres), 'cluster')} instead of {k}")
     centres, iterations = _lloyd(rows, centres)
     if iterations == _ITERATIONS:
         notes.append(f"k-means stopped after {_ITERATIONS} iterations, before its labels had settled")
@@ -128,7 +130,7 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     labels[valid] = _nearest(embeddings.unit[valid], centres)[0]
     found = len(np.unique(labels[valid]))
     if found < len(centres):
-        notes.append(f"{len(centres) - found} clusters ended empty and were dropped")
+        notes.append(f"clusters that ended empty and were dropped: {len(centres) - found}")
     source = {"method": "k-means", "embeddings": described_embeddings(embeddings), "k": k, "seed": seed}
     return Clustering(canonical(labels), k, iterations, tuple(notes), source)
 

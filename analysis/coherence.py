@@ -20,6 +20,7 @@ from analysis.estimates import Estimate, Spread, describe
 from analysis.gradient_rows import GradientRows
 from analysis.units import Units, as_matrix, unit_rows
 from sdo.checks import whole_number
+from sdo.errors import counted
 
 _BLOCK = 2048  # steps in float64 at once: 128 MiB at k = 8192
 _SHARING_PAIRS = 2**25  # pairs of steps that a sparse matrix may hold: 400 MiB
@@ -220,7 +221,7 @@ def step_summary(rows: GradientRows) -> StepSummary:
     everything = n * (n - 1) // 2
     few = f"{n} of {len(rows)} steps have a gradient with a direction; two are needed"
     if nameless:
-        unknown = Estimate.undefined(f"{nameless} steps carry no sample ids")
+        unknown = Estimate.undefined(f"{counted(nameless, 'step')} without sample ids")
         sharing, disjoint = unknown, unknown
     else:
         none = few if n < 2 else "no two steps have a sample in common"

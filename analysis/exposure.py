@@ -208,7 +208,7 @@ def _read_record(record: Path) -> Mapping[str, Any]:
         return {}
     try:
         described = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{record} cannot be read as JSON: {error}") from error
     return described if isinstance(described, dict) else {}
 

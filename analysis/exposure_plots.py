@@ -12,7 +12,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis.drawing import COLOURS, MANY_RUNS, figure_of, message, plain_text, runs_legend
 from analysis.exposure import Exposure
-from analysis.seeds import SeedComparison
+from analysis.seeds import PairedComparison, SeedComparison
+from sdo.errors import counted
 
 _BARS = 40  # beyond, or of many runs, counts are drawn as a line
 
@@ -76,7 +77,7 @@ def coverage_curves(
     handles, details = [], []
     for position, one in enumerate(exposures.values()):
         style = ("-", "--", ":")[position // len(COLOURS) % 3]
-        details.append(f": {one.coverage[-1]:.1%} after {len(one.step)} steps")
+        details.append(f": {one.coverage[-1]:.1%} after {counted(len(one.step), 'step')}")
         handles += axes.plot(one.step + 1, one.coverage, style, color=COLOURS[position % len(COLOURS)], linewidth=1.8)
     axes.set_ylim(0.0, 1.02)
     axes.set_xlim(left=0)
@@ -91,7 +92,9 @@ def coverage_curves(
 
 
 def seed_differences(comparison: SeedComparison, *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw the paired differences over the checkpoints: a dot a pair, their mean with its 95 % t interval.
+    """Draw the differences over the checkpoints: their mean with its 95 % t interval, and a dot a pair.
+
+    Where no seeds pair the runs, the dots are those of `against`, each less the mean of the baseline.
 
     Parameters
     ----------
@@ -108,7 +111,9 @@ def seed_differences(comparison: SeedComparison, *, title: str = "", ax: Axes | 
     """
     figure, axes = figure_of(ax, (6.4, 4.0))
     axes.set_title(plain_text(title, 100), fontsize="medium")
-    difference = comparison.against - comparison.baseline
+    paired = isinstance(comparison.comparisons[0], PairedComparison)
+    baseline = comparison.baseline if paired else comparison.baseline.mean(axis=1, keepdims=True)
+    difference = comparison.against - baseline
     steps = np.array(comparison.steps)
     for pair in difference.T:
         axes.plot(steps, pair, ".", color="#444444", markersize=7, markeredgewidth=0, zorder=3)
@@ -118,7 +123,7 @@ def seed_differences(comparison: SeedComparison, *, title: str = "", ax: Axes | 
     axes.plot(steps, mean, color=COLOURS[1], linewidth=1.6)
     axes.errorbar(
         steps[known], mean[known], reach[known], fmt="o", color=COLOURS[1], capsize=3, markersize=4,
-        label=f"mean of {difference.shape[1]} pairs, 95 % t interval",
+        label=f"mean of {comparison.comparisons[0].sizes}, 95 % t interval",
     )  # fmt: skip
     axes.axhline(0.0, color="#555555", linewidth=0.8, zorder=0)
     axes.set_xlabel("steps done")

@@ -16,6 +16,7 @@ from analysis.locality_study import Cloud, SignalLocality
 from analysis.redraw_tests import Association
 from analysis.sample_pairs import Slope
 from sdo.checks import whole_number
+from sdo.errors import counted
 
 _POINTS = 400  # up to here points are drawn one by one
 _TRIMMED = 0.001  # share of the cloud outside the picture at each side
@@ -64,7 +65,9 @@ def locality_cloud(
         cells = axes.hexbin(x[inside], y[inside], gridsize=38, bins="log", cmap="Blues", linewidths=0, mincnt=1)
         figure.colorbar(cells, ax=axes, label="pairs in the hexagon", shrink=0.8, aspect=25)
     else:
-        axes.plot(x, y, ".", color=COLOURS[0], alpha=0.55, markersize=6, markeredgewidth=0, label=f"{len(x)} points")
+        axes.plot(
+            x, y, ".", color=COLOURS[0], alpha=0.55, markersize=6, markeredgewidth=0, label=counted(len(x), "point")
+        )
     known = np.isfinite(binned.low)
     if known.any():
         axes.fill_between(
@@ -190,11 +193,14 @@ def _association_note(found: Association | None, missing: str | None) -> str:
         return found.reason or ""
     if found.p is None:
         return f"r = {found.value:+.3f}; no p: {found.reason}"
-    return f"r = {found.value:+.3f}, p = {found.p:.3g} ({found.redraws} re-draws, {found.steps} steps)"
+    steps = counted(found.steps, "step")
+    return f"r = {found.value:+.3f}, p = {found.p:.3g} ({found.redraws} re-draws, {steps})"
 
 
 def _slope_note(found: Slope | None, missing: str | None) -> str:
     if found is None or found.value is None:
         return missing or (found.reason if found else None) or ""
     interval = "no interval" if found.low is None else f"{found.low:+.2f} to {found.high:+.2f}"
-    return f"slope {found.value:+.2f} ({interval}), {found.pairs} pairs of {found.samples} samples"
+    return (
+        f"slope {found.value:+.2f} ({interval}), {counted(found.pairs, 'pair')} of {counted(found.samples, 'sample')}"
+    )

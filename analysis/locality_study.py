@@ -19,7 +19,7 @@ from analysis.runs import Run
 from analysis.sample_pairs import BinnedMean, SamplePairs, Slope, binned_pairs, pair_slope, pairs_within_steps
 from sdo.checks import whole_number
 from sdo.embeddings import Embeddings, within_batch_cosine
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 
 _BINS = 10
 # The picture's band and cloud: plenty for the eye, and cheap beside the test.
@@ -175,7 +175,7 @@ def run_locality(
             if test in compared:
                 found[which], pictures[which] = next(outcomes), next(outcomes)
             else:
-                few = f"{len(test.steps)} steps; the test was found valid from {MIN_STEPS} steps on"
+                few = f"{counted(len(test.steps), 'step')}; the test was found valid from {MIN_STEPS} steps on"
                 why = few if reason is None else reason
                 found[which] = _without_redraws(test, source, (steps, batches, epochs), each, matrix, why)
         results[name] = part.result(found, pictures)
@@ -200,7 +200,7 @@ class _Parts:
             usable = series.defined & np.isin(series.step, steps)
             self.step, self.coherence = series.step[usable], series.value[usable]
             if len(self.step) < 2:
-                self.reasons["series"] = f"{len(self.step)} steps with a batch coherence; two are needed"
+                self.reasons["series"] = f"{counted(len(self.step), 'step')} with a batch coherence; two are needed"
             else:
                 chosen = thin(self.step)
                 self.tests["series"] = SeriesTest(self.step[chosen], self.coherence[chosen])
@@ -214,7 +214,9 @@ class _Parts:
         rows = run.gradients(signal, "step")
         usable = np.flatnonzero(rows.defined & np.isin(rows.step, steps) & np.any(rows.sketch != 0, axis=1))
         if len(usable) < 3:
-            self.reasons["matrix"] = f"{len(usable)} steps have a gradient with a direction; three are needed"
+            self.reasons["matrix"] = (
+                f"{counted(len(usable), 'step')} with a gradient that has a direction; three are needed"
+            )
             return
         chosen = usable[thin(rows.step[usable])]
         self.tests["matrix"] = MatrixTest(rows.step[chosen], rows.sketch[chosen])
@@ -272,7 +274,9 @@ def _without_redraws(
         paired = np.flatnonzero(~np.isnan(draw.cosine))
         if isinstance(test, SeriesTest) and len(paired) < len(draw):  # a step may train completions of one prompt only
             if len(paired) < 2:
-                why = f"{len(paired)} steps with two different samples that have an embedding; two are needed"
+                why = (
+                    f"{counted(len(paired), 'step')} with two different samples that have an embedding; two are needed"
+                )
                 return Association(None, None, why, len(paired))
             test = SeriesTest(test.steps[paired], test.coherence[paired])
             draw = Draw.of(ids, offsets, epochs, test.steps, embeddings, steps_per_batch=each)

@@ -11,16 +11,18 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.measures import common_evaluation, common_metric, common_step
 from analysis.runs import Run
 from sdo.checks import whole_number
 from sdo.embeddings import Embeddings
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 from sdo.rowfiles import READERS, Row, require_columns, whole_numbers
 
 _NAMED = 5  # choices and ids named in a message
@@ -28,7 +30,6 @@ _TRUTH = {"true": 1.0, "false": 0.0}
 # What lm-evaluation-harness writes into each row beside the metrics.
 _HARNESS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics")
 _HARNESS_HASHES = ("doc_hash", "prompt_hash", "target_hash", "schema_version")
-_PREFERRED = ("exact_match", "acc", "acc_norm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +88,10 @@ class Predictions:
         outside = np.flatnonzero((self.ids < 0) | (self.ids >= count))
         if len(outside):
             first = int(self.ids[outside[0]])
+            others = counted(len(outside) - 1, "other")
             raise InputError(
-                f"sample id {first} of {self.name} (and {len(outside) - 1} others) is unknown: embeddings or labels "
-                f"have {count} rows; expected 0 to {count - 1}; mend: give those of the whole evaluation set"
+                f"sample id {first} of {self.name} (and {others}) is unknown: embeddings or labels have "
+                f"{counted(count, 'row')}; expected 0 to {count - 1}; mend: give those of the whole evaluation set"
             )
         return self.ids
 
@@ -113,8 +115,9 @@ def read_predictions(
     name
         Of the run; by default the name of the file without its ending, or of the folder.
     metric, filter
-        Of a sample log: which metric, answered by which filter. By default exact_match, acc, acc_norm or else the first
-        metric, and the first filter in the file; what was taken is noted.
+        Of a sample log: which metric, answered by which filter. By default the first filter in the file under which a
+        metric lies in [0, 1] in all rows; of these metrics exact_match, acc, acc_norm or else the first. What was taken
+        is noted.
     evaluation, step
         Of a run folder: which evaluation, at which step. By default ``correct`` or else the only one in [0, 1], and the
         last step.
@@ -122,18 +125,79 @@ def read_predictions(
     Raises
     ------
     InputError
-        If there is no such file, a column is missing, an id is missing or comes twice, a value is no score, or there
-        are no rows. The row is named.
+        If there is no such file, a column is missing, an id is missing or comes twice, a value is no score, there are
+        no rows, or an option is for another kind of file. The row is named.
+
+    See Also
+    --------
+    read_all_predictions : for runs that are to be compared.
     """
+    names = None if name is None else [name]
+    return read_all_predictions([path], names=names, metric=metric, filter=filter, evaluation=evaluation, step=step)[0]
+
+
+def read_all_predictions(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    names: Sequence[str] | None = None,
+    metric: str | None = None,
+    filter: str | None = None,  # noqa: A002 - the harness' own word
+    evaluation: str | None = None,
+    step: int | None = None,
+) -> list[Predictions]:
+    """Read the predictions of several runs by one measure, so that they can be compared.
+
+    Parameters
+    ----------
+    paths
+        At least one, each as for `read_predictions`.
+    names
+        One for each path.
+    metric, filter
+        Of all sample logs. By default what `read_predictions` takes, of what all have, in the order of the first.
+    evaluation, step
+        Of all run folders. By default ``correct`` or else the only one in [0, 1] that all have, and the latest step
+        that all have.
+
+    Returns
+    -------
+    list of Predictions
+        In the order of `paths`. Those of several logs, or run folders, hold one note that names their measure.
+
+    Raises
+    ------
+    InputError
+        As `read_predictions`; if there is no measure that all have: what each has is named; and if paths and names are
+        not one for each run.
+    """
+    if isinstance(paths, str | os.PathLike) or not len(paths) or (names is not None and len(names) != len(paths)):
+        raise InputError("paths and names must be sequences with one for each run, and at least one path")
     if step is not None:
         step = whole_number("step", step, 0)
-    file = Path(path)
-    title = name if name is not None else (file.resolve().name if file.is_dir() else file.stem)
-    found = _from_run(file, title, evaluation, step) if file.is_dir() else _from_file(file, title, metric, filter)
-    return replace(found, source={"path": os.fspath(path), **found.source})
+    files = [Path(path) for path in paths]
+    titles = names or [file.resolve().name if file.is_dir() else file.stem for file in files]
+    opened = [
+        _Evaluations.open(file, title) if file.is_dir() else _from_file(file, title)
+        for file, title in zip(files, titles, strict=True)
+    ]
+    logs = [one for one in opened if isinstance(one, _SampleLog)]
+    folders = [one for one in opened if isinstance(one, _Evaluations)]
+    for there, kinds, asked in (
+        (logs, "sample logs of lm-evaluation-harness", {"metric": metric, "filter": filter}),
+        (folders, "run folders", {"evaluation": evaluation, "step": step}),
+    ):
+        for option, value in asked.items():
+            if value is not None and not there:
+                raise InputError(f"--{option} {value}: it is for {kinds}, and none came; mend: leave it out")
+    of_logs, of_folders = iter(_by_metric(logs, metric, filter)), iter(_by_evaluation(folders, evaluation, step))
+    found = []
+    for one, path in zip(opened, paths, strict=True):
+        read = one if isinstance(one, Predictions) else next(of_logs if isinstance(one, _SampleLog) else of_folders)
+        found.append(replace(read, source={"path": os.fspath(path), **read.source}))
+    return found
 
 
-def _from_file(file: Path, name: str, metric: str | None, wanted: str | None) -> Predictions:
+def _from_file(file: Path, name: str) -> Predictions | _SampleLog:
     reader = READERS.get(file.suffix.lower())
     if reader is None or not file.is_file():
         what = "no such file or folder" if not file.exists() else f"ends in {file.suffix or 'nothing'}"
@@ -144,7 +208,7 @@ def _from_file(file: Path, name: str, metric: str | None, wanted: str | None) ->
         raise InputError(f"{file} holds no rows; expected at least one prediction")
     rows = itertools.chain([first], rows)
     if _is_harness(first[1]):
-        return _from_harness(file, name, rows, metric, wanted)
+        return _SampleLog.read(file, name, rows)
     ids: list[Any] = []
     scores: list[float] = []
     for where, row in rows:
@@ -176,8 +240,9 @@ def _id(value: Any, where: str) -> int | str:
     return value
 
 
-def _score(value: Any, column: str, where: str) -> float:
+def _score(value: Any, column: str, where: str, remedy: str = "") -> float:
     """Return a score in [0, 1], or say at `where` what is wrong."""
+    expected = f"expected 0, 1, true, false or a score in [0, 1]{remedy and '; '}{remedy}"
     number = value
     if isinstance(value, str):
         text = value.strip().lower()
@@ -186,9 +251,9 @@ def _score(value: Any, column: str, where: str) -> float:
         except ValueError:
             number = None if not text else value
     if number is None:
-        raise InputError(f"{where}: {column} is missing; expected 0, 1, true, false or a score in [0, 1]")
+        raise InputError(f"{where}: {column} is missing; {expected}")
     if not isinstance(number, bool | int | float) or not 0 <= number <= 1:  # NaN fails the comparison
-        raise InputError(f"{where}: {column} is {value!r:.40}; expected 0, 1, true, false or a score in [0, 1]")
+        raise InputError(f"{where}: {column} is {value!r:.40}; {expected}")
     return float(number)
 
 
@@ -210,87 +275,141 @@ def _checked(
     if len(twice):
         named = ", ".join(repr(one) for one in twice[:_NAMED].tolist())
         raise InputError(
-            f"{where}: {len(twice)} sample ids come more than once: {named:.200}; expected each question once; "
+            f"{where}: sample ids come more than once: {named:.200} ({len(twice)} of them); expected each once; "
             "mend: write the mean over a question's answers as its score"
         )
     return Predictions(name, array, np.array(scores, dtype=np.float64), by_position, notes)
 
 
-def _from_harness(
-    file: Path, name: str, rows: Iterator[tuple[str, Row]], metric: str | None, wanted: str | None
-) -> Predictions:
-    """Read a sample log: a row is a question under a filter, its ``doc_id`` the position in the task's documents."""
-    ids: list[int] = []
-    scores: list[float] = []
-    filters: dict[str, int] = {}
-    metrics: list[str] = []
-    chosen = metric
-    for where, row in rows:
-        require_columns(("doc_id",), list(row), where)
-        if not metrics:
-            metrics = _metrics_of(row)
-            chosen = metric or next((one for one in _PREFERRED if one in metrics), metrics[0] if metrics else None)
-        under = str(row.get("filter", "none"))
-        filters[under] = filters.get(under, 0) + 1
-        if wanted is None:
-            wanted = under
-        if under != wanted:
-            continue
-        if chosen is None or chosen not in row:
-            known = ", ".join(metrics) or "none"
-            raise InputError(f"{where}: no metric {chosen!r}; metrics in [0, 1] there: {known}; mend: --metric")
-        key = _id(row["doc_id"], where)
-        if isinstance(key, str):
-            raise InputError(f"{where}: doc_id is {key!r:.40}; expected the number of the document")
-        ids.append(key)
-        scores.append(_score(row[chosen], chosen, where))
-    if not ids:
-        raise InputError(f"{file} has no filter {wanted!r}; filters there: {', '.join(filters)}; mend: --filter")
-    others = [one for one in metrics if one != chosen] + [f"filter {one}" for one in filters if one != wanted]
-    also = f"; also there: {', '.join(others)}" if others else ""
-    note = f"{file.name}: lm-evaluation-harness log, metric {chosen}, filter {wanted}{also}"
-    found = _checked(name, ids, scores, str(file), by_position=True, notes=(note,))
-    return replace(found, source={"format": "sample log of lm-evaluation-harness", "metric": chosen, "filter": wanted})
+@dataclass(frozen=True, eq=False)
+class _SampleLog:
+    """A sample log: a row is a question under a filter, its ``doc_id`` the position in the task's documents.
 
+    `rows` holds, by filter, each row's place in the file, doc_id and values beside what the harness always writes;
+    `named` what the first row of the filter calls its metrics.
+    """
 
-def _metrics_of(row: Row) -> list[str]:
-    """Return the metrics of a row that can be scores, in the order of the file."""
-    listed = row.get("metrics")
-    names = listed if isinstance(listed, list) else [key for key in row if key not in (*_HARNESS, *_HARNESS_HASHES)]
-    values = [(str(one), row.get(one)) for one in names]
-    return [one for one, value in values if isinstance(value, bool | int | float) and 0 <= value <= 1]
+    file: Path
+    name: str
+    rows: dict[str, list[tuple[str, Any, Row]]]
+    named: dict[str, list[str]]
 
+    @classmethod
+    def read(cls, file: Path, name: str, rows: Iterator[tuple[str, Row]]) -> _SampleLog:
+        found = cls(file, name, {}, {})
+        for where, row in rows:
+            require_columns(("doc_id",), list(row), where)
+            under, listed = str(row.get("filter", "none")), row.get("metrics")
+            values = {key: value for key, value in row.items() if key not in (*_HARNESS, *_HARNESS_HASHES)}
+            if under not in found.rows:
+                found.named[under] = [str(one) for one in listed] if isinstance(listed, list) else list(values)
+            found.rows.setdefault(under, []).append((where, row["doc_id"], values))
+        return found
 
-def _from_run(folder: Path, name: str, evaluation: str | None, step: int | None) -> Predictions:
-    """Read one evaluation of a run folder at one step; its sample ids are positions in the evaluation set."""
-    table = Run.open(folder).evaluations()
-    if not table.num_rows:
-        raise InputError(f"{folder}: the run logged no evaluations; mend: recorder.log_evaluation('correct', …)")
-    names = np.array(table.column("name").to_pylist())
-    steps = table.column("step").to_numpy()
-    score = table.column("score").to_numpy(zero_copy_only=False)
-    there = list(dict.fromkeys(names.tolist()))
-    usable = [one for one in there if (lambda v: ((v >= 0) & (v <= 1)).all())(score[names == one])]
-    if evaluation is None:
-        evaluation = "correct" if "correct" in there else usable[0] if len(usable) == 1 else None
-    if evaluation not in there:
-        which = "which evaluation is meant is open" if evaluation is None else f"no evaluation {evaluation!r}"
-        fit = ", ".join(usable) or "none"
-        raise InputError(
-            f"{folder}: {which}; there: {', '.join(there)} (with all scores in [0, 1]: {fit}); mend: --evaluation NAME"
+    @cached_property
+    def usable(self) -> dict[str, list[str]]:
+        """By filter, the metrics that are scores in all its rows, in the order of the file."""
+        return {
+            under: [one for one in names if all(_is_score(values.get(one)) for _, _, values in self.rows[under])]
+            for under, names in self.named.items()
+        }
+
+    def take(self, metric: str, under: str, common: tuple[str, ...]) -> Predictions:
+        ids: list[int] = []
+        scores: list[float] = []
+        fit = ", ".join(self.usable[under]) or "none"
+        remedy = f"metrics in [0, 1] there: {fit}; mend: --metric"
+        for where, doc_id, values in self.rows[under]:
+            if metric not in values:
+                raise InputError(f"{where}: no metric {metric!r}; {remedy}")
+            key = _id(doc_id, where)
+            if isinstance(key, str):
+                raise InputError(f"{where}: doc_id is {key!r:.40}; expected the number of the document")
+            ids.append(key)
+            scores.append(_score(values[metric], metric, where, remedy))
+        others = [one for one in self.usable[under] if one != metric]
+        others += [f"filter {one}" for one in self.rows if one != under]
+        also = f"; also there: {', '.join(others)}" if others else ""
+        note = f"{self.file.name}: lm-evaluation-harness log, metric {metric}, filter {under}{also}"
+        found = _checked(self.name, ids, scores, str(self.file), by_position=True, notes=(*common, note))
+        return replace(
+            found, source={"format": "sample log of lm-evaluation-harness", "metric": metric, "filter": under}
         )
-    own = np.flatnonzero(names == evaluation)
-    known = np.unique(steps[own])
-    at = int(known[-1]) if step is None else step
-    if at not in known:
-        near = ", ".join(map(str, known[-_NAMED:]))
-        raise InputError(
-            f"{folder}: {evaluation} was not evaluated at step {at}; the last steps are {near}; mend: --step"
+
+
+def _is_score(value: Any) -> bool:
+    return isinstance(value, bool | int | float) and 0 <= value <= 1
+
+
+def _by_metric(logs: Sequence[_SampleLog], metric: str | None, under: str | None) -> list[Predictions]:
+    if not logs:
+        return []
+    metric, under = common_metric({str(log.file): log.usable for log in logs}, metric, under)
+    note = f"one measure for the {len(logs)} sample logs: metric {metric}, filter {under}"
+    return [log.take(metric, under, (note,) if len(logs) > 1 else ()) for log in logs]
+
+
+@dataclass(frozen=True, eq=False)
+class _Evaluations:
+    """The evaluations of a run folder, row by row; their sample ids are positions in the evaluation set."""
+
+    folder: Path
+    name: str
+    evaluation: NDArray[Any]
+    step: NDArray[np.int64]
+    score: NDArray[np.float64]
+    sample: NDArray[np.int64]
+
+    @classmethod
+    def open(cls, folder: Path, name: str) -> _Evaluations:
+        table = Run.open(folder).evaluations()
+        if not table.num_rows:
+            raise InputError(f"{folder}: the run logged no evaluations; mend: recorder.log_evaluation('correct', …)")
+        return cls(
+            folder,
+            name,
+            evaluation=np.array(table.column("name").to_pylist()),
+            step=table.column("step").to_numpy(),
+            score=table.column("score").to_numpy(zero_copy_only=False),
+            sample=table.column("sample_id").to_numpy(),
         )
-    own = own[steps[own] == at]
-    where = f"{folder}, evaluation {evaluation}, step {at}"
-    scores = [_score(one, "score", where) for one in score[own].tolist()]
-    note = f"{name}: run folder, evaluation {evaluation}, step {at} of {len(known)} evaluated"
-    ids = table.column("sample_id").to_numpy()[own].tolist()
-    found = _checked(name, ids, scores, where, by_position=True, notes=(note,))
-    return replace(found, source={"format": "run folder", "evaluation": evaluation, "step": at})
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(self.evaluation.tolist()))
+
+    @cached_property
+    def usable(self) -> list[str]:
+        """Evaluations with all scores in [0, 1]."""
+        outside = set(self.evaluation[~((self.score >= 0) & (self.score <= 1))].tolist())
+        return [one for one in self.names if one not in outside]
+
+    def steps(self, evaluation: str) -> list[int]:
+        known: list[int] = np.unique(self.step[self.evaluation == evaluation]).tolist()
+        return known
+
+    def take(self, evaluation: str, step: int, common: tuple[str, ...]) -> Predictions:
+        own = np.flatnonzero((self.evaluation == evaluation) & (self.step == step))
+        where = f"{self.folder}, evaluation {evaluation}, step {step}"
+        remedy = f"with all scores in [0, 1]: {', '.join(self.usable) or 'none'}; mend: --evaluation NAME"
+        scores = [_score(one, "score", where, remedy) for one in self.score[own].tolist()]
+        known = counted(len(self.steps(evaluation)), "evaluated step")
+        note = f"{self.name}: run folder, evaluation {evaluation}, step {step}, of {known}"
+        ids = self.sample[own].tolist()
+        found = _checked(self.name, ids, scores, where, by_position=True, notes=(*common, note))
+        return replace(found, source={"format": "run folder", "evaluation": evaluation, "step": step})
+
+
+def _by_evaluation(folders: Sequence[_Evaluations], evaluation: str | None, step: int | None) -> list[Predictions]:
+    if not folders:
+        return []
+    evaluation = common_evaluation(
+        {str(one.folder): one.names for one in folders}, {str(one.folder): one.usable for one in folders}, evaluation
+    )
+    steps = {str(one.folder): one.steps(evaluation) for one in folders}
+    at = common_step(steps, evaluation, step)
+    note = f"one measure for the {len(folders)} run folders: evaluation {evaluation}, step {at}"
+    last = max(known[-1] for known in steps.values())
+    if step is None and at < last:
+        note += f", the latest that all have (the last of any is {last})"
+    return [one.take(evaluation, at, (note,) if len(folders) > 1 else ()) for one in folders]

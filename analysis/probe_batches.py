@@ -13,6 +13,7 @@ from analysis.pair_line import PairLine, fit_line
 from analysis.probe_design import Arm
 from analysis.sample_pairs import BinnedMean, SamplePairs, binned_mean
 from analysis.units import unit_rows
+from sdo.errors import counted
 
 FEW_BATCHES = 6  # a jackknife over fewer is not simulated
 BINS = 8
@@ -248,14 +249,16 @@ class ObservedBatches:
 
     def _estimate(self, value: float, without: NDArray[np.float64]) -> IntervalEstimate:
         if not np.isfinite(value):
-            return IntervalEstimate.undefined(f"{len(without)} batches with two gradients to compare", len(without))
+            return IntervalEstimate.undefined(
+                f"{counted(len(without), 'batch')} with two gradients to compare", len(without)
+            )
         if len(without) < FEW_BATCHES or not np.isfinite(without).all():
             return self._without_interval(value)
         return jackknife_interval(value, without)
 
     def _without_interval(self, value: float) -> IntervalEstimate:
         T = len(self._inside)
-        return IntervalEstimate(value, None, None, T, f"{T} batches; an interval takes {FEW_BATCHES}")
+        return IntervalEstimate(value, None, None, T, f"{counted(T, 'batch')}; an interval takes {FEW_BATCHES}")
 
 
 def _effective_size(batch_size: int, rho: float, without: NDArray[np.float64]) -> IntervalEstimate:

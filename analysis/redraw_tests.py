@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.redraw import Draw, Redraws
+from sdo.errors import counted
 
 # What was simulated, and so what p-values are offered for: no fewer steps, and of more an even selection.
 MIN_STEPS = 100
@@ -194,5 +195,5 @@ def outcome(value: float, redrawn: NDArray[np.float64], inflation: float, steps:
     if spread is None or spread <= 1e-12:
         p, reason = None, "re-drawn plans all give the same statistic"
     elif steps < MIN_STEPS:
-        p, reason = None, f"{steps} steps; the test was found valid from {MIN_STEPS} steps on"
+        p, reason = None, f"{counted(steps, 'step')}; the test was found valid from {MIN_STEPS} steps on"
     return Association(value, p, reason, steps, len(redrawn), float(redrawn.mean()), spread, inflation)

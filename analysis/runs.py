@@ -6,7 +6,6 @@ The layout is written by ``diagnostics`` and described in the README; this modul
 from __future__ import annotations
 
 import heapq
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -23,9 +22,8 @@ import pyarrow.parquet as pq
 from analysis.gradient_rows import GradientRows, concatenate, merge_ranks, rank_of, rows_of, sketches_of
 from analysis.mapped import let_go, zeros
 from sdo.errors import InputError, suggest
+from sdo.run_format import FORMAT_VERSION, STREAMS, check_parts, check_rows, read_run_json
 
-FORMAT = "sdo-run"
-FORMAT_VERSION = 1
 KINDS = ("step", "micro_batch", "sample")
 
 _STEPS = pa.schema(
@@ -101,13 +99,7 @@ class Run:
         file = folder / "run.json"
         if not file.is_file():
             raise InputError(f"{folder} is not a run folder: it has no run.json")
-        try:
-            # A NaN that found its way into the file is no JSON; it is read as null rather than passed on.
-            info = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file} cannot be read as JSON: {error}") from error
-        if not isinstance(info, dict) or info.get("format") != FORMAT:
-            raise InputError(f'{file} does not describe a run: expected "format": "{FORMAT}"')
+        info = read_run_json(file)
         if info.get("format_version") != FORMAT_VERSION:
             found = info.get("format_version")
             raise InputError(f"{file} has format version {found!r}; this version reads {FORMAT_VERSION}")
@@ -214,17 +206,30 @@ class Run:
             yield concatenate(list(group))
 
     def check(self) -> None:
-        """Open every part of the folder and read its footer.
+        """Open every part of the folder, read its footer, and hold the folder against its contract.
 
         Raises
         ------
         InputError
-            A part is cut off or not Parquet (the file is named), or a signal has no stated width.
+            A part is cut off or not Parquet (the file is named), a signal has no stated width, steps are missing or
+            there twice, or a table has other rows than run.json counts; see :mod:`sdo.run_format`.
         """
         for signal in self.signals:
             self._stored(signal)
+        rows: dict[str, int] = {}
         for file in sorted(self.path.rglob("part-*.parquet")):
-            _open(file)
+            stream = file.parent.relative_to(self.path).as_posix()
+            count = _open(file).metadata.num_rows
+            if stream in STREAMS or file.name.startswith("part-r0-"):
+                rows[stream] = rows.get(stream, 0) + count
+        first = self.info.get("first_step")
+        for stream in ("steps", *(f"gradients/{signal}" for signal in self.signals)):
+            folder = self.path / stream
+            names = sorted(file.name for file in folder.glob("part-*.parquet"))
+            check_parts(folder, names, first=first if isinstance(first, int) else None)
+        if not rows.get("steps") and any(count for stream, count in rows.items() if stream.startswith("gradients/")):
+            raise InputError(f"{self.path} holds gradients and no steps: steps/ is missing; mend: put it back")
+        check_rows(self.path, self.info, rows)
 
     def _table(self, folder: str, schema: pa.Schema, keys: tuple[str, ...]) -> pa.Table:
         tables = []

@@ -19,7 +19,7 @@ from analysis.redraw_tests import redraw_p
 from analysis.units import as_matrix, unit_rows
 from sdo.checks import integer_array, whole_number
 from sdo.embeddings import Embeddings
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 
 _FEW_SAMPLES = 10  # a jackknife over fewer says nothing
 
@@ -176,7 +176,7 @@ def pair_slope(pairs: SamplePairs) -> Slope:
     steps, place = np.unique(pairs.step, return_inverse=True)
     n, P = len(samples), len(pairs)
     if P < 2:
-        return Slope(None, None, None, P, n, len(steps), f"{P} pairs of samples; two are needed")
+        return Slope(None, None, None, P, n, len(steps), f"{counted(P, 'pair')} of samples; two are needed")
     x, y = pairs.embedding - pairs.embedding.mean(), pairs.gradient - pairs.gradient.mean()
     columns = np.stack([np.ones(P), x, y, x * x, x * y])
     sums = np.stack([np.bincount(place, column, len(steps)).astype(np.float64) for column in columns])
@@ -185,7 +185,7 @@ def pair_slope(pairs: SamplePairs) -> Slope:
         return Slope(None, None, None, P, n, len(steps), "the embeddings' cosines do not vary within steps")
     value = float(top.sum() / bottom.sum())
     if n < _FEW_SAMPLES:
-        return Slope(value, None, None, P, n, len(steps), f"{n} samples; an interval takes {_FEW_SAMPLES}")
+        return Slope(value, None, None, P, n, len(steps), f"{counted(n, 'sample')}; an interval takes {_FEW_SAMPLES}")
     # What each sample contributes to each step that it stands in.
     keys, where = np.unique(np.tile(place, 2) * n + ends, return_inverse=True)
     own = np.stack([np.bincount(where, np.tile(column, 2)).astype(np.float64) for column in columns])
@@ -294,7 +294,7 @@ def mantel_test(unit: ArrayLike, sketch: ArrayLike, *, permutations: int = 999, 
     keep = gives & has
     n = int(keep.sum())
     if n < _FEW_SAMPLES:
-        return PermutationTest(None, None, n, 0, f"{n} samples with a direction; {_FEW_SAMPLES} are needed")
+        return PermutationTest(None, None, n, 0, f"{counted(n, 'sample')} with a direction; {_FEW_SAMPLES} are needed")
     x, y = (rows[keep] @ rows[keep].T for rows in (left, right))
     for matrix in (x, y):
         np.fill_diagonal(matrix, 0.0)

@@ -41,7 +41,10 @@ class BatchIds:
     sample_ids
         The b samples.
     tokens
-        How many tokens of each carry a loss; None where the batch has neither labels nor a mask of completions.
+        How many tokens of each a causal language model is trained to predict: all with a label but the first of each
+        sequence; None where the batch has neither labels nor a mask of completions.
+    labels
+        How many labels each has, the first ones too; None where the batch has none.
     tied
         For completions: whether all rewards of its group are the same, so that its advantage is zero; else None.
     """
@@ -49,6 +52,7 @@ class BatchIds:
     sample_ids: tuple[int, ...]
     tokens: tuple[int, ...] | None
     tied: tuple[bool, ...] | None = None
+    labels: tuple[int, ...] | None = None
 
 
 Listener = Callable[[BatchIds], None]
@@ -317,7 +321,8 @@ class _TaggedCollator:
         ids = tuple(entry.sample_id for entry in tagged)
         if type(batch) is dict:
             batch = _Batch(batch)
-        batch[BATCH_KEY] = BatchIds(ids, _loss_tokens(batch, len(ids)))
+        tokens, labels = _loss_tokens(batch, len(ids))
+        batch[BATCH_KEY] = BatchIds(ids, tokens, labels=labels)
         return batch
 
 
@@ -370,13 +375,22 @@ class _Move:
         return _tag(torch.Tensor.to(tensor, *args, **kwargs), self.ids)
 
 
-def _loss_tokens(batch: Mapping[str, Any], samples: int) -> tuple[int, ...] | None:
-    """Count the tokens that a causal language model is trained to predict: all but the first of each sequence.
+def _loss_tokens(batch: Mapping[str, Any], samples: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Count each sample's labels, without the first of each sequence and with it.
 
-    A sample of several sequences has them in blocks (see :class:`diagnostics.kinds.TrainerKind`).
+    A causal language model never predicts the first. A sample of several sequences has them in blocks (see
+    :class:`diagnostics.kinds.TrainerKind`).
     """
-    labels, mask = batch.get("labels"), batch.get("completion_mask")
-    trained = labels != IGNORED if isinstance(labels, torch.Tensor) else mask
-    if not isinstance(trained, torch.Tensor) or trained.ndim != 2 or len(trained) % samples:
-        return None
-    return tuple((trained[:, 1:] != 0).sum(dim=1).view(-1, samples).sum(dim=0).tolist())
+    labels, mask, before = batch.get("labels"), batch.get("completion_mask"), batch.get("shift_labels")
+    shifted = isinstance(before, torch.Tensor)
+    aims = before if shifted else labels
+    trained = (aims != IGNORED) if isinstance(aims, torch.Tensor) else mask
+    if not isinstance(trained, torch.Tensor) or trained.ndim not in (1, 2) or len(trained) % samples:
+        return None, None
+    trained = trained != 0
+
+    def count(flags: torch.Tensor) -> tuple[int, ...]:
+        return tuple(flags.reshape(len(trained), -1).sum(dim=1).view(-1, samples).sum(dim=0).tolist())
+
+    every = count(trained)
+    return every if shifted or trained.ndim == 1 else count(trained[:, 1:]), every

@@ -30,7 +30,8 @@ class SignalFinding:
     kind, stored
         How a row is stored, and how many numbers it takes.
     norm
-        2-norm in the micro-step, that of the sketch for ``head_only``; None where it is not known or not finite.
+        2-norm in the micro-step, that of the sketch for a very large ``head_only``; None where it is not known or not
+        finite.
     table_bytes
         Memory of the sketch's tables, kept throughout.
     copies, copy_bytes
@@ -139,6 +140,8 @@ class Diagnosis:
             "until the sketch is checked"
         )
         lines.append(f"micro-step  {self._micro_step_line()}")
+        if self.micro_step is not None and self.micro_step.loss_reason is not None:
+            lines.append(f"losses      of steps and samples will be null: {self.micro_step.loss_reason}")
         return "\n".join(lines)
 
     def _organizer_line(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import SequentialSampler
 
 from diagnostics.kinds import TrainerKind
-from diagnostics.losses import held_out_scores
+from diagnostics.losses import LossReader, held_out_scores
 from diagnostics.processes import Processes
 
 _FLATTENED = "the evaluation's batches are single rows of several samples, without padding"
@@ -30,17 +30,22 @@ class HeldOut:
         Says how a score is read off the model's output.
     processes
         Each holds the scores of its own batches.
+    reader
+        Reads losses off an evaluation's forward passes.
     """
 
-    def __init__(self, kind: TrainerKind, processes: Processes) -> None:
+    def __init__(self, kind: TrainerKind, processes: Processes, reader: LossReader) -> None:
         self._kind = kind
         self._processes = processes
+        self.reader = reader
+        self._warned = False
         self.forget()
 
     def forget(self) -> None:
         """Drop what was read off forward passes since the last evaluation, a prediction's for instance."""
         self._scores: list[tuple[int, float]] = []
         self._seen = 0
+        self._passes = 0
         self._input: Any = None
         self._flattened = False
 
@@ -49,13 +54,18 @@ class HeldOut:
 
         Evaluation goes through its dataset in order, so that the count of samples so far is the position.
         """
-        # A second pass over the same batch is the reference's: the model with its adapters off.
+        # After one that told scores, a second pass over the same batch is the reference's: the model with its adapters
+        # off. Before it, one may tell nothing: for label smoothing TRL's trainer first calls the model without labels.
         batch = kwargs.get("input_ids")
         if batch is not None and batch is self._input:
             return
+        self._passes += 1
+        found = held_out_scores(output, kwargs, self._kind, self.reader)
+        if found is None:
+            return
         self._input = batch
         self._flattened |= _is_flattened(kwargs)
-        for score in held_out_scores(output, kwargs, self._kind) or []:
+        for score in found:
             if score is not None:
                 self._scores.append((self._seen, score))
             self._seen += 1
@@ -78,6 +88,7 @@ class HeldOut:
         found = [] if positions is None else [(positions[at], score) for at, score in self._scores]
         lost = bool(self._scores) and (positions is None or self._flattened)
         why = _FLATTENED if self._flattened else _OUT_OF_ORDER
+        self._warn_of_nothing()
         self.forget()
         parts = self._processes.numbers(np.array([lost, *(value for pair in found for value in pair)], np.float64))
         if any(part[0] for part in parts):
@@ -86,6 +97,17 @@ class HeldOut:
         # The last batches are filled up with rows from the beginning, so that every process has as many.
         scores = {int(at): float(score) for part in parts for at, score in zip(part[1::2], part[2::2], strict=True)}
         return dict(sorted(scores.items()))
+
+    def _warn_of_nothing(self) -> None:
+        """Say once why an evaluation leaves no scores behind, where the trainer's kind has some."""
+        if self._warned or self._scores or not self._passes or self._kind.score_from is None:
+            return
+        self._warned = True
+        why = "none of its samples has a token that carries a loss" if self._seen else self.reader.reason
+        warnings.warn(
+            f"the evaluation's losses per sample are not recorded: {why or 'its forward passes do not tell them'}",
+            stacklevel=4,
+        )
 
 
 def _positions(loader: Any, seen: int) -> list[int] | None:

@@ -16,13 +16,15 @@ from diagnostics.exact import exact_norm
 from diagnostics.forecast import Shape, forecast
 from diagnostics.head import HeadTap, Tap
 from diagnostics.kinds import PLAIN, TrainerKind
-from diagnostics.launch import check_launch, no_ids_came, require_positions
+from diagnostics.launch import check_launch, no_ids_came, require_positions, require_trained_tokens
+from diagnostics.objectives import shifts_labels
 from diagnostics.recorder import GradientRecorder
 from diagnostics.runlog import check_free
 from diagnostics.signals import SILENT, HiddenTap, MicroBatch, WeightTap
 from diagnostics.taps import tap_makers
 from diagnostics.trial import MicroStep, refused_as_training_would, run_micro_step, untouched
 from sdo.checks import whole_number
+from sdo.dropped import why_dropped
 from sdo.errors import InputError
 from sdo.figures import epoch_figures
 from sdo.plan import Plan
@@ -135,6 +137,8 @@ class _Examination:
         """Run forward and backward on the first rows of the first batch."""
         before = len(self._refused)
         self.attempt(lambda: require_positions(self._trainer.train_dataset))
+        shifts = shifts_labels(self._trainer.model)
+        self.attempt(lambda: require_trained_tokens(self._trainer.train_dataset, shifts=shifts))
         if self._kind is not None and self._kind.generates:
             self._refused += unfollowed(self._trainer)
             channel = IdChannel.peek(self._trainer.model)
@@ -193,7 +197,8 @@ class _Examination:
         elif micro is not None and isinstance(tap, HiddenTap) and micro.hidden is not None:
             fires, norm = True, exact_norm(micro.hidden.double().sum(dim=0))
         elif micro is not None and isinstance(tap, HeadTap) and micro.head_only is not None:
-            fires, norm = True, exact_norm(micro.head_only.double().sum(dim=0))
+            fires = True
+            norm = float(micro.head_only.double().sum(dim=0).norm() if micro.head_norm is None else micro.head_norm)
         size = math.prod(tap.sketch.shape) * 4  # a summed row of `hidden` is float32
         if isinstance(tap, WeightTap):
             size = tap.weight.parameter.numel() * tap.weight.parameter.element_size()
@@ -216,7 +221,13 @@ class _Examination:
         if self._plan is None:
             return None
         figures = epoch_figures(self._plan, uniform_seed=int(self._plan.organizer.options.get("seed", 0)), epochs=1)
-        found = {"name": self._plan.organizer.name, **figures[0], "notes": list(self._plan.notes)}
+        notes, missing = list(self._plan.notes), self._plan.organizer.n_samples - len(self._plan.ids)
+        if missing:
+            notes.append(
+                f"{missing:,} of {self._plan.organizer.n_samples:,} samples have no row in the training dataset; if "
+                f"nobody left them out, TRL dropped {why_dropped(self._trainer)}"
+            )
+        found = {"name": self._plan.organizer.name, **figures[0], "notes": notes}
         return {**found, "steps": figures[0]["steps"] * self._steps_per_batch}
 
     def _disk(self) -> tuple[Any, ...]:

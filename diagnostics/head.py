@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from diagnostics.batch_ids import IGNORED
-from diagnostics.exact import SketchCheck
+from diagnostics.exact import SketchCheck, device_norm, exact_norm
 from diagnostics.kinds import TrainerKind
 from diagnostics.signals import Clock, Current, HiddenTap, MicroBatch, WeightTap, final_states, find_decoder
 from diagnostics.sketch import GradientSketch
@@ -29,6 +29,7 @@ from sdo.errors import InputError
 BLOCK_ENTRIES = 1 << 24  # logits in float32 at a time: 64 MiB
 KEPT_ENTRIES = 1 << 25  # up to here the logits are kept between the two passes over the vocabulary: 128 MiB
 CHUNK_POSITIONS = 2048  # positions whose factors are in use at a time
+WHOLE_ENTRIES = 1 << 27  # up to here the gradient itself is built up, for its norm: 512 MiB in float32
 # Mean difference of log-probabilities, in nats, that rounding explains; another form of the logits makes more.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 _ROUNDING_OF_HALF = 0.05
@@ -188,6 +189,10 @@ class HeadTap:
 
     Where a step's single samples are recorded there is one sketch a sample, else one for the micro-batch. ``share`` is
     as for :class:`~diagnostics.signals.WeightTap`; with several processes each checks the sketches of its own part.
+
+    The gradient of a head of at most 2²⁷ entries is built up for its exact norm, micro-batch by micro-batch; that of a
+    larger one only while its sketch is checked. There, as for single samples, norms come from the factors of positions
+    that are not too many: ``|sum of g (x) h|² = sum over s, t of <g_s, g_t> <h_s, h_t>``.
     """
 
     model: Any
@@ -204,7 +209,8 @@ class HeadTap:
     _handles: list[Any] = field(default_factory=list)
     _states: torch.Tensor | None = None  # of the forward pass under way
     _dtype: torch.dtype = torch.float32
-    _exact: torch.Tensor | None = None  # the step's gradient, until the sketch is checked
+    _before: torch.Tensor | None = None  # gradient of the step's micro-batches but the latest
+    _latest: torch.Tensor | None = None  # gradient of the latest micro-batch
 
     @classmethod
     def of(
@@ -286,7 +292,8 @@ class HeadTap:
         """Unhook them."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._states, self._exact = [], None, None
+        self._handles, self._states = [], None
+        self._forget()
 
     def fired(self, micros: list[MicroBatch]) -> bool:
         """Whether a gradient reached the head's output, or log-probabilities made from it, in this step."""
@@ -296,12 +303,35 @@ class HeadTap:
         """Whether the rows of single samples are wanted at a step."""
         return self.sample_every > 0 and step % self.sample_every == 0
 
+    def step_norm(self, micros: list[MicroBatch]) -> float | None:
+        """Return the exact 2-norm of the sum of this process's micro-batches' gradients; None where it is not known."""
+        norms = [micro.head_norm for micro in micros if micro.head_only is not None]
+        if len(norms) == 1:
+            return None if norms[0] is None else float(norms[0])
+        gradient = self._gradient() if self._is_whole else None
+        return None if gradient is None else exact_norm(gradient) * self.share
+
     def check_step(self, step: int, micros: list[MicroBatch]) -> None:
-        """Compare the sketch of a step's gradient with the gradient, which was built up for it."""
+        """Compare the sketch of a step's gradient with the gradient, which was built up for it, and forget that."""
         parts = [micro.head_only for micro in micros if micro.head_only is not None]
-        if self.check is not None and self._exact is not None and parts:
-            self.check.add(step, self._exact, torch.cat(parts).double().sum(dim=0).float())
-        self._exact = None
+        gradient = self._gradient()
+        if self.check is not None and gradient is not None and parts:
+            self.check.add(step, gradient, torch.cat(parts).double().sum(dim=0).float())
+        self._forget()
+
+    def _gradient(self) -> torch.Tensor | None:
+        """The step's gradient so far, shape (V, H), float32, where it is built up."""
+        if self._before is not None and self._latest is not None:
+            self._before, self._latest = self._before.add_(self._latest), None
+        return self._latest if self._before is None else self._before
+
+    def _forget(self) -> None:
+        self._before = self._latest = None
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the gradient of each micro-batch and step is built up, so that its norm is known."""
+        return self.sketch.kind != "identity" and math.prod(self.sketch.shape) <= WHOLE_ENTRIES
 
     # ------------------------------------------------------------------ hooks
 
@@ -371,30 +401,38 @@ class HeadTap:
         if apart:
             owner = torch.arange(len(used), device=used.device) % samples
             groups = [used & (owner == number)[:, None] for number in range(samples)]
-        made = [self._sketch(group.nonzero(as_tuple=True), positions, with_norm=apart) for group in groups]
+        if micro.head_only is None and self._is_whole:
+            self._before, self._latest = self._gradient(), None
+        # Products of a whole micro-batch's positions are not to cost more than a pass through the head.
+        limit = CHUNK_POSITIONS if apart else min(CHUNK_POSITIONS, self.sketch.shape[1])
+        if self._is_whole and len(groups) == 1:
+            limit = 0
+        made = [self._sketch(group.nonzero(as_tuple=True), positions, limit) for group in groups]
         sketches = torch.stack([sketched for sketched, _ in made]) * self.share
-        if micro.head_only is None:
-            norms = [None if norm is None else norm * self.share for _, norm in made]
-            micro.head_only, micro.head_norms = sketches, norms
-        else:
-            micro.head_only, micro.head_norms = micro.head_only + sketches, [None] * len(made)
+        norms = [None if norm is None else norm * self.share for _, norm in made]
+        if micro.head_only is not None:  # a second forward pass of the same samples
+            sketches, norms = micro.head_only + sketches, [None] * len(made)
+        whole = norms[0] if len(made) == 1 else None
+        if self._is_whole:
+            whole = torch.zeros(()).double() if self._latest is None else device_norm(self._latest) * self.share
+        micro.head_only, micro.head_norm = sketches, whole
+        micro.head_norms = [whole] if len(made) == 1 else norms
 
     def _sketch(
-        self, at: tuple[torch.Tensor, ...], positions: Callable[..., Positions], *, with_norm: bool
-    ) -> tuple[torch.Tensor, float | None]:
-        """Sketch and, where wanted, exact norm of the gradient of some positions; that of very many is not known."""
+        self, at: tuple[torch.Tensor, ...], positions: Callable[..., Positions], limit: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sketch and exact norm, shape (), of the gradient of some positions; no norm of more than ``limit``."""
         device, count = at[0].device, len(at[0])
         total = torch.zeros(self.sketch.stored, dtype=torch.float32, device=device)
-        norm = 0.0 if with_norm and not count else None
+        norm = None if count else torch.zeros((), dtype=torch.float64, device=device)
         for start in range(0, count, CHUNK_POSITIONS):
             part = positions(tuple(index[start : start + CHUNK_POSITIONS] for index in at))
-            whole = with_norm and len(part.states) == count
-            gram = torch.zeros(count, count, dtype=torch.float64, device=device) if whole else None
+            gram = torch.zeros(count, count, dtype=torch.float64, device=device) if count <= limit else None
             total += self.sketch.sketch_product(self._through(part, gram), part.states)
             if gram is not None:
                 # |sum of g (x) h|^2 = sum over s, t of <g_s, g_t> <h_s, h_t>
                 states = part.states.double()
-                norm = math.sqrt(max(0.0, float((gram * (states @ states.T)).sum())))
+                norm = (gram * (states @ states.T)).sum().clamp(min=0.0).sqrt()
         return total, norm
 
     def _through(self, part: Positions, gram: torch.Tensor | None) -> Iterator[tuple[int, torch.Tensor]]:
@@ -402,10 +440,10 @@ class HeadTap:
         for first, block in part.gradients():
             if gram is not None:
                 gram += (block.T @ block).double()
-            if self.check is not None and not self.check.done:
-                if self._exact is None:
-                    self._exact = torch.zeros(self.sketch.shape, dtype=torch.float32, device=block.device)
-                self._exact[first : first + len(block)] += block @ part.states
+            if self._is_whole or (self.check is not None and not self.check.done):
+                if self._latest is None:
+                    self._latest = torch.zeros(self.sketch.shape, dtype=torch.float32, device=block.device)
+                self._latest[first : first + len(block)].addmm_(block, part.states)
             yield first, block
 
 

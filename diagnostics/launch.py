@@ -9,6 +9,7 @@ from typing import Any
 from accelerate.state import AcceleratorState, DistributedType, is_initialized
 from torch.utils.data import IterableDataset
 
+from diagnostics.batch_ids import IGNORED
 from diagnostics.kinds import TrainerKind, kind_of
 from sdo.errors import InputError
 
@@ -141,6 +142,46 @@ def require_positions(dataset: Any) -> None:
             "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
             "mend: load it without streaming"
         )
+
+
+def require_trained_tokens(dataset: Any, *, shifts: bool) -> None:
+    """Refuse a training dataset with labels of which none is trained on: its loss is 0 or no number at every step.
+
+    Rows are looked at up to the first that has such a label.
+
+    Parameters
+    ----------
+    dataset
+        The training dataset; one without a column of labels passes.
+    shifts
+        Whether the model predicts label t + 1 at position t, so that a row's first label does not count.
+
+    Raises
+    ------
+    InputError
+        If no row has one.
+    """
+    dataset = getattr(dataset, "inner", dataset)
+    columns = getattr(dataset, "column_names", None) or ()
+    if not {"labels", "input_ids"}.issubset(columns) or not len(dataset) or dataset.format["type"] == "custom":
+        return
+    dataset = dataset.with_format(None)
+    for labels, ids in zip(dataset["labels"], dataset["input_ids"], strict=True):
+        if not isinstance(labels, list) or not isinstance(ids, list):
+            return
+        first = 1 if shifts and len(labels) == len(ids) else 0
+        if any(label != IGNORED for label in labels[first:]):
+            return
+    raise InputError(nothing_trained(f"the training dataset's {len(dataset)} row(s)"))
+
+
+def nothing_trained(samples: str) -> str:
+    """Return the words for samples of which no token is trained on."""
+    return (
+        f"no token of {samples} is trained on: every label is masked, or the only one of its row, so that the loss is "
+        "0 whatever the model does; expected completions with text; mend: look at the columns that prompts and "
+        "completions are taken from, and at max_length"
+    )
 
 
 def no_ids_came() -> str:

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sdo.errors import InputError
+from sdo.run_format import part_range
 
 EXPOSURE_KEY = b"sdo.step"  # in an exposure part's metadata: the number of steps up to which it counts
 _EXPOSURE_PART = re.compile(r"part-(\d{5,})\.parquet")
-_PART = re.compile(r"part-(?:r\d+-)?(\d{8,})-(\d{8,})\.parquet")
 
 
 def _schema(fields: str) -> pa.Schema:
@@ -86,11 +86,27 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
         raise InputError(f"{path} cannot be read ({error}); expected a Parquet file of a run") from error
 
 
+def read_rows(path: Path) -> int:
+    """Return how many rows a part holds, by its footer; InputError if it is damaged."""
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path} cannot be read ({error}); expected a Parquet file of a run") from error
+
+
 def list_parts(folder: Path) -> list[tuple[int, int, Path]]:
     """Return (first step, last step, path) of the parts in a folder, of all ranks, in order of steps."""
     paths = folder.iterdir() if folder.is_dir() else ()
-    matches = ((_PART.fullmatch(path.name), path) for path in paths)
-    return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
+    ranges = ((part_range(path.name), path) for path in paths)
+    return sorted((found[1], found[2], path) for found, path in ranges if found is not None)
+
+
+def own_parts(folder: Path, *, rank: int) -> list[Path]:
+    """Return the parts of a folder that one process wrote; foreign files are none."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    ranges = ((part_range(path.name), path) for path in paths)
+    own = [path for found, path in ranges if found is not None and found[0] == rank]
+    return own or [path for path in folder.glob("part-*.parquet") if _EXPOSURE_PART.fullmatch(path.name)]
 
 
 def _part_name(prefix: str, table: pa.Table) -> str:

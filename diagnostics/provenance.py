@@ -102,6 +102,8 @@ def describe_run(
             "rows": len(dataset),
             "fingerprint": dataset_digest(dataset, channel.ids_of(len(dataset))),
             "sample_id": channel.source,
+            # Of the rows that were embedded: left out on purpose, or dropped by TRL (sdo.dropped says which those are).
+            "missing": None if plan is None else plan.organizer.n_samples - len(plan.ids),
         },
         "evaluations": _describe_evaluations(channel),
         "meaning": kind.describe(),

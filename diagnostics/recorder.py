@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from diagnostics.ended import end_before_the_first_step, stop_at_once
 from diagnostics.recording import Recording
 from diagnostics.runlog import RunLog
 from diagnostics.signals import DEFAULT_SIGNALS, SIGNALS
@@ -28,7 +29,8 @@ class GradientRecorder(TrainerCallback, ExportableState):
     signals
         ``"weight"``: the gradient of one parameter; ``"hidden"``: the gradient at the final norm's output, summed
         over positions; and, where asked for, ``"head_only"``: the gradient of the language-model head alone, tied or
-        frozen as it may be, for about two more forward passes of the head.
+        frozen as it may be, for about three more forward passes of the head and the memory of its gradient (with
+        accumulation twice that).
     weight
         Full name of the parameter; by default the last trainable matrix.
     sample_every
@@ -78,6 +80,7 @@ class GradientRecorder(TrainerCallback, ExportableState):
         self.evaluations = evaluations
         self.trainer = trainer
         self._recording: Recording | None = None
+        self._ended = False
         self._log: RunLog | None = None
 
     def state(self) -> dict[str, Any]:
@@ -101,8 +104,14 @@ class GradientRecorder(TrainerCallback, ExportableState):
         self._recording = Recording.start(self, args, state, kwargs["model"], kwargs["train_dataloader"])
         self._recording.end_when_taken(self._retire)
         self._log = self._recording.log
+        self._ended = end_before_the_first_step(state, kwargs["train_dataloader"])
         # A checkpoint written without a recorder has no entry, and transformers fails on that at the next save.
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop a run that had ended before it was resumed."""
+        if self._ended:
+            stop_at_once(control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start collecting a step."""
@@ -121,6 +130,8 @@ class GradientRecorder(TrainerCallback, ExportableState):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let all processes' rows be on disk before the checkpoint that may be written now."""
+        if self._ended:
+            stop_at_once(control)
         if self._recording is not None:
             self._recording.flush_others(needed=control.should_save)
 

@@ -18,9 +18,16 @@ from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.completions import CompletionFollower, Rewards, follow_completions, trainer_needed
 from diagnostics.evaluations import HeldOut
 from diagnostics.kinds import TrainerKind
-from diagnostics.launch import check_launch, no_ids_came, require_positions
+from diagnostics.launch import (
+    check_launch,
+    no_ids_came,
+    nothing_trained,
+    require_positions,
+    require_trained_tokens,
+)
 from diagnostics.logged_row import LoggedRow
-from diagnostics.losses import sample_losses
+from diagnostics.losses import LossReader
+from diagnostics.objectives import shifts_labels
 from diagnostics.processes import Processes
 from diagnostics.provenance import describe_run
 from diagnostics.resuming import require_same_run
@@ -74,7 +81,8 @@ class Recording:
         self._update: Update | None = None
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
-        self._held_out = HeldOut(kind, processes)
+        self._reader = LossReader(model, kind)
+        self._held_out = HeldOut(kind, processes, LossReader(model, kind))
         self._forward_hook: Any = None
         self.log: RunLog
         kind.require(options.signals)
@@ -152,6 +160,7 @@ class Recording:
         """Refuse what cannot be recorded, and find what can."""
         kind = check_launch(type(args), args)
         require_positions(getattr(loader, "dataset", None))
+        require_trained_tokens(getattr(loader, "dataset", None), shifts=shifts_labels(model))
         IdChannel.end_recordings(model, state)
         if processes.leads and not cls._continues(options, state):
             check_free(options.out)  # before another trainer's organizer leaves the model to this one
@@ -255,6 +264,8 @@ class Recording:
                 sample_ids=total.sample_ids,
             )
             self._write_gradients(total)
+            if self._step == self._first_step:
+                self._look_at_losses(total)
             self._micros = []
             if total.saving:
                 self.flush_others()
@@ -262,6 +273,27 @@ class Recording:
         row = replace(row, recorder_seconds=self._seconds - self._seconds_in_rows)
         self._logged.wait_with(row, total.micro_batches, total.sketch_norm)
         self._seconds_in_rows = self._seconds
+
+    def _look_at_losses(self, total: StepTotal) -> None:
+        """After the first step it is known what losses and tokens are; say so where there are none."""
+        if self._kind.loss_from == "forward":
+            self._describe_numbers()
+            if total.loss is None and self._reader.reason is not None:
+                warnings.warn(f"the losses of the steps are not recorded: {self._reader.reason}", stacklevel=4)
+            known = any(micro.losses is not None or micro.ids.tokens is not None for micro in self._micros)
+            if known and not total.tokens:
+                warnings.warn(nothing_trained(f"the {len(total.sample_ids)} sample(s) of the first step"), stacklevel=4)
+
+    def _describe_numbers(self) -> None:
+        """Let run.json say what the forward passes showed of the numbers' meaning."""
+        found = self._kind.describe() | self._reader.meaning()
+        if self._kind.score_from == "loss":
+            scored = self._held_out.reader.meaning()
+            found |= {name: value for name, value in scored.items() if name.startswith("score")}
+            if scored.get("score"):
+                found.pop("score_reason", None)
+        if found != self.log.info.get("meaning"):
+            self.log.update_info(meaning=found)
 
     def _organizer_epoch(self) -> int | None:
         return None if self._plan is None else self._epoch_of(self._plan, self._step)[0].organizer_epoch
@@ -317,7 +349,7 @@ class Recording:
     # ------------------------------------------------------------------ hooks
 
     def _begin_micro_batch(self, ids: BatchIds) -> None:
-        self._micros.append(MicroBatch.of(ids, self._kind))
+        self._micros.append(MicroBatch.of(ids, self._kind, shifts=self._reader.shifts))
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         with self._clock():
@@ -327,7 +359,8 @@ class Recording:
                 # A loss of the user's own trains on logits without labels; TRL then reads its metrics off a second
                 # forward pass without gradients, which has them.
                 if torch.is_grad_enabled() or self._micros[-1].losses is None:
-                    self._micros[-1].losses = sample_losses(output, kwargs, exact=False)
+                    found = self._reader.read(output, kwargs, exact=False)
+                    self._micros[-1].losses = found or self._micros[-1].losses
             elif not module.training and not torch.is_grad_enabled() and self._options.evaluations:
                 self._held_out.hold(output, kwargs)
 
@@ -381,6 +414,8 @@ class Recording:
             return
         with self._clock():
             scores = self._held_out.end(loader)
+            if self._kind.loss_from == "forward":
+                self._describe_numbers()
             if scores:
                 ids, values = np.array(list(scores), np.int64), np.array(list(scores.values()), np.float64)
                 self.log.add_evaluation(step, name.removesuffix("loss") + self._kind.score_name, ids, values)

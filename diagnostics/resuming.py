@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.errors import InputError
 from sdo.plan import describe_difference
+from sdo.run_format import read_run_json
 
 if TYPE_CHECKING:
     from diagnostics.recorder import GradientRecorder
@@ -32,11 +32,8 @@ def require_same_run(out: Path, state: Any, recorder: GradientRecorder, organize
     InputError
         If they differ, or run.json cannot be read.
     """
-    try:
-        stored = json.loads((out / "run.json").read_text(encoding="utf-8"))
-        run_id, before = stored.get("run_id"), stored.get("organizer")
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{out}/run.json cannot be read: {error}; expected the run that is resumed") from error
+    stored = read_run_json(out / "run.json")
+    run_id, before = stored.get("run_id"), stored.get("organizer")
     difference = describe_difference(before, organizer)
     if difference is not None:
         raise InputError(

@@ -45,14 +45,16 @@ from diagnostics.parts import (
     drop_evaluation,
     drop_exposure,
     list_parts,
+    own_parts,
     read_part,
+    read_rows,
     truncate,
     write_durably,
     write_table,
 )
 from sdo.errors import InputError
+from sdo.run_format import FORMAT, FORMAT_VERSION, STREAMS, check_parts, check_rows, read_run_json
 
-FORMAT, FORMAT_VERSION = "sdo-run", 1
 FLUSH_STEPS, FLUSH_SECONDS = 50, 60.0
 KINDS = ("step", "micro_batch", "sample")
 _OWN_KEYS = ("format", "format_version", "created", "status")
@@ -107,7 +109,7 @@ def check_free(path: str | os.PathLike[str]) -> None:
         raise InputError(f"{folder} is a file; expected the name of a new folder for the run")
     if (folder / "run.json").exists():
         try:
-            created = json.loads((folder / "run.json").read_text("utf-8"))["created"]
+            created = read_run_json(folder / "run.json")["created"]
             steps = sum(read_part(part, ["step"]).num_rows for _, _, part in list_parts(folder / "steps"))
             found = f"{steps} steps, created {created}"
         except (ValueError, KeyError, TypeError):
@@ -193,7 +195,7 @@ class RunLog:
             check_free(folder)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         own = {"format": FORMAT, "format_version": FORMAT_VERSION, "created": created, "status": "running"}
-        log = cls(folder, {"signals": {}, **info, **own}, rank, clock)
+        log = cls(folder, {"signals": {}, **info, **own, "rows": {}}, rank, clock)
         log._write_info(log.info)
         return log
 
@@ -241,6 +243,9 @@ class RunLog:
             return log
         first = int(log.info.get("first_step", 0))
         log._epoch_ends = check_steps(folder, first, step)
+        log._check_whole(first, step)
+        if "rows" in log.info:
+            log.update_info(rows={})  # until the parts are cut: a crash in between must not look like a loss
         for pattern in (".run.json.tmp", "*/.part-*.parquet.tmp", "gradients/*/.part-*.parquet.tmp"):
             for temporary in folder.glob(pattern):
                 temporary.unlink()
@@ -251,9 +256,39 @@ class RunLog:
         log._resumed_at = step
         drop_exposure(folder / "exposure", step, log._epoch_ends)
         log.update_info(
-            status="running", first_step=min(first, step), resumed_at=[*log.info.get("resumed_at", []), step]
+            status="running",
+            first_step=min(first, step),
+            resumed_at=[*log.info.get("resumed_at", []), step],
+            rows=log._count_rows(),
         )
         return log
+
+    def _check_whole(self, first: int, step: int) -> None:
+        """Refuse to continue a folder that has lost or doubled something of the steps before ``step``."""
+        for stream in ("steps", *(f"gradients/{signal}" for signal in self._stored)):
+            folder = self.path / stream
+            names = [part.name for _, _, part in list_parts(folder)]
+            check_parts(folder, names, first=min(first, step), last=step - 1)
+            if step > first and not names:
+                raise InputError(
+                    f"{folder} lacks the steps {first} to {step - 1}: it holds no part; expected all steps before the "
+                    "checkpoint; mend: put it back, or choose another folder"
+                )
+        check_rows(self.path, {**self.info, "status": "running"}, self._count_rows())
+        for epoch, end in self._epoch_ends.items():
+            later = [other for other in self._epoch_ends if epoch is not None and other is not None and other > epoch]
+            if later and end <= step and not (self.path / "exposure" / f"part-{epoch:05d}.parquet").is_file():
+                raise InputError(
+                    f"{self.path / 'exposure'} lacks organizer epoch {epoch}; expected every epoch that ended before "
+                    "the checkpoint; mend: put it back, or choose another folder"
+                )
+
+    def _count_rows(self) -> dict[str, int]:
+        """Rows on disk by stream; of gradients those of process 0."""
+        rows: dict[str, int] = {}
+        for stream in (*STREAMS, *(f"gradients/{signal}" for signal in self._stored)):
+            rows[stream] = sum(read_rows(part) for part in own_parts(self.path / stream, rank=0))
+        return rows
 
     def add_step(self, row: StepRow) -> None:
         """Buffer one step's row. Numbers that are not finite become null."""
@@ -372,7 +407,8 @@ class RunLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write all that is buffered. Steps go last: a stored step has its gradients stored."""
+        """Write all that is buffered. Steps go last: a stored step has its gradients stored; then run.json counts."""
+        written = bool(self._gradients or self._exposure or self._evaluations or self._steps)
         for signal in list(self._gradients):
             rows = self._gradients[signal]
             table = _gradient_table(rows, self._stored[signal])
@@ -396,6 +432,8 @@ class RunLog:
             table = pa.Table.from_pylist([_finite(asdict(row)) for row in self._steps], schema=STEPS)
             append_part(self.path / "steps", "part-", table)
             self._steps.clear()
+        if written and self._rank == 0:
+            self.update_info(rows=self._count_rows())
         self._buffered_steps.clear()
         self._flushed_at = self._clock()
 
@@ -441,11 +479,8 @@ def _read_info(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     if not path.is_file():
         raise InputError(f"{folder} holds no run: run.json is missing; expected the folder of the run to resume")
-    try:
-        info = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}); expected the run.json of the run to resume") from error
-    found = (info.get("format"), info.get("format_version")) if isinstance(info, dict) else (None, None)
+    info = read_run_json(path)
+    found = (info.get("format"), info.get("format_version"))
     if found != (FORMAT, FORMAT_VERSION):
         raise InputError(
             f"{path} has format {found[0]!r}, version {found[1]!r}; expected {FORMAT!r}, version "

@@ -21,7 +21,9 @@ from torch import nn
 from diagnostics.batch_ids import IdChannel
 from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
-from diagnostics.launch import check_launch, no_ids_came, require_positions
+from diagnostics.launch import check_launch, no_ids_came, require_positions, require_trained_tokens
+from diagnostics.losses import LossReader
+from diagnostics.objectives import shifts_labels
 from diagnostics.signals import DEFAULT_SIGNALS, SILENT, MicroBatch, WeightTap, find_decoder
 from diagnostics.step_rows import make_row
 from diagnostics.taps import Taps, tap_makers
@@ -137,11 +139,12 @@ def sample_gradients(
     -----
     A step's loss is the mean over its trained tokens (transformers since 4.46, ``num_items_in_batch``), so that a
     sample weighs by its tokens: norms are those of the loss summed over the tokens. Where a trainer takes the mean over
-    samples, as DPO does, they are those of the sample's own loss.
+    samples, as DPO does, or the model's loss is of no kind that is known, they are those of the sample's own loss.
     """
     kind = check_launch(type(trainer.args), trainer.args)
     _refuse(trainer, kind, signals)
     require_positions(trainer.train_dataset)
+    require_trained_tokens(trainer.train_dataset, shifts=shifts_labels(trainer.model))
     micros: list[MicroBatch] = []
     model = trainer.model
     makers = tap_makers(
@@ -155,12 +158,13 @@ def sample_gradients(
         clock=contextlib.nullcontext,
     )
     taps = Taps.of(makers, signals).named
-    with untouched(trainer, checkpointing=False), needed_only(model, taps), listening(model, kind, micros):
+    frozen = needed_only(model, taps)
+    with untouched(trainer, checkpointing=False), frozen, listening(model, kind, micros) as reader:
         loader = trainer.get_train_dataloader()
         channel = IdChannel.of(model)
         channel.install(loader)
         model.train()
-        collector = _Collector(trainer, loader, kind, taps, micros)
+        collector = _Collector(trainer, loader, kind, taps, micros, reader)
         started = time.perf_counter()
         for done, (sample, position) in enumerate(zip(sample_ids, channel.positions(sample_ids), strict=True), 1):
             collector.take(int(sample), int(position))
@@ -204,14 +208,28 @@ class _Collector:
     """Runs sample after sample and keeps their rows."""
 
     def __init__(
-        self, trainer: Any, loader: Any, kind: TrainerKind, taps: dict[str, Tap], micros: list[MicroBatch]
+        self,
+        trainer: Any,
+        loader: Any,
+        kind: TrainerKind,
+        taps: dict[str, Tap],
+        micros: list[MicroBatch],
+        reader: LossReader,
     ) -> None:
         self._trainer, self._loader, self._kind, self._taps, self._micros = trainer, loader, kind, taps, micros
-        self._by_tokens = kind.loss_from == "forward"
-        self._state = NORM_STATE if self._by_tokens else NORM_STATE_OF_MEAN
+        self._reader = reader
         self._ids: list[int] = []
         self._tokens: list[int] = []
         self._rows: dict[str, list[Any]] = {name: [] for name in taps}
+
+    @property
+    def _by_tokens(self) -> bool:
+        """Whether the loss is a mean over tokens, so that a sample weighs by its own: the first sample tells."""
+        return self._kind.loss_from == "forward" and not self._reader.disagrees
+
+    @property
+    def _state(self) -> str:
+        return NORM_STATE if self._by_tokens else NORM_STATE_OF_MEAN
 
     def take(self, sample: int, position: int) -> None:
         """Add one sample."""

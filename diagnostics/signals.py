@@ -23,6 +23,7 @@ from diagnostics.exact import SketchCheck, device_norm
 from diagnostics.kinds import TrainerKind
 from diagnostics.losses import SampleLosses
 from diagnostics.names import adapter_names, resolve_name
+from diagnostics.objectives import loss_kind
 from diagnostics.shards import Place, local_part, place_of
 from diagnostics.sketch import GradientSketch
 from sdo.errors import InputError
@@ -59,7 +60,9 @@ class MicroBatch:
         Sketches of the head's own gradient, again as shares: shape ``(b, k)``, one row a sample, where the step's
         samples are recorded, else ``(1, k)``.
     head_norms
-        The exact 2-norms of its rows, None where they are not known.
+        The exact 2-norms of its rows, shape ``()`` each, on the device; None where they are not known.
+    head_norm
+        That of their sum.
     """
 
     ids: BatchIds
@@ -68,11 +71,17 @@ class MicroBatch:
     weight_norm: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
     head_only: torch.Tensor | None = None
-    head_norms: list[float | None] = field(default_factory=list)
+    head_norms: list[torch.Tensor | None] = field(default_factory=list)
+    head_norm: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, ids: BatchIds, kind: TrainerKind) -> MicroBatch:
-        """Begin a micro-batch; a trainer's kind may know what the batch does not tell of its tokens."""
+    def of(cls, ids: BatchIds, kind: TrainerKind, *, shifts: bool = True) -> MicroBatch:
+        """Begin a micro-batch; a trainer's kind may know what the batch does not tell of its tokens.
+
+        ``shifts`` is as for :class:`diagnostics.losses.LossReader`.
+        """
+        if not shifts and ids.labels is not None:
+            ids = replace(ids, tokens=ids.labels)
         if ids.tokens is None and kind.positions is not None:
             ids = replace(ids, tokens=(kind.positions,) * len(ids.sample_ids))
         return cls(ids)
@@ -158,22 +167,32 @@ def find_decoder(model: nn.Module) -> tuple[nn.Module, int]:
     Parameters
     ----------
     model
-        A causal language model of transformers, with or without a PEFT wrapper.
+        A model of transformers, with or without a PEFT wrapper. Of an encoder-decoder it is the decoder, whose states
+        enter the head; of a model without either, the encoder.
 
     Raises
     ------
     InputError
-        If the model has no separate decoder.
+        If the model has no separate decoder, or its configuration does not tell how wide the states are.
     """
     unwrap: Any = getattr(model, "get_base_model", None)
     unwrapped: Any = model if unwrap is None else unwrap()
     decoder = getattr(unwrapped, "base_model", unwrapped)
+    config: Any = getattr(unwrapped, "config", None)
+    if decoder is unwrapped and getattr(config, "is_encoder_decoder", False):
+        decoder = unwrapped.get_decoder()  # encoder and decoder lie beside the head, as in T5
     if not isinstance(decoder, nn.Module) or decoder is unwrapped:
         raise InputError(
             f"{type(unwrapped).__name__} has no decoder apart from its head, so that 'hidden' cannot be caught; "
             "expected a causal language model of transformers; mend: signals=['weight']"
         )
-    return decoder, int(unwrapped.config.get_text_config().hidden_size)
+    width = getattr(config.get_text_config(), "hidden_size", None) if hasattr(config, "get_text_config") else None
+    if not isinstance(width, int):
+        raise InputError(
+            f"the configuration of {type(unwrapped).__name__} has no hidden_size, so that 'hidden' cannot be caught; "
+            "expected a model whose states are vectors of one width; mend: signals=['weight']"
+        )
+    return decoder, width
 
 
 def final_states(output: Any) -> Any:
@@ -347,6 +366,11 @@ class HiddenTap:
 
         ``sequences`` is how many a sample has in one forward pass, see :class:`diagnostics.kinds.TrainerKind`.
         """
+        if loss_kind(model) == "ForQuestionAnswering":
+            raise InputError(
+                "signal 'hidden' does not exist for a model of answers' starts and ends: its loss is a softmax over "
+                "the positions, so that their gradients sum to zero; mend: signals=['weight']"
+            )
         decoder, width = find_decoder(model)
         sketch = GradientSketch((width,), k=k)
         check = None if sketch.kind == "identity" else SketchCheck()

@@ -88,20 +88,22 @@ class StepRows:
     def head_only(self, sketch: GradientSketch, *, with_samples: bool) -> Iterator[Row]:
         """Yield the rows of ``head_only``, of the kinds that :meth:`hidden` has.
 
-        Norms of single samples are exact; those of steps and micro-batches are known only from their sketches, which
-        ``norm_state`` then says.
+        Norms that are known only from a sketch, as ``norm_state`` then says, are those of a step of several processes,
+        and where a head is too large (see :class:`diagnostics.head.HeadTap`).
         """
 
-        def measured(vector: torch.Tensor) -> Measured:
-            return vector, float(vector.norm()) if sketch.kind == "identity" else None
+        def measured(vector: torch.Tensor, norm: float | torch.Tensor | None) -> Measured:
+            return vector, float(vector.norm()) if sketch.kind == "identity" else norm
 
         def part(micro: MicroBatch) -> Measured | None:
-            return None if micro.head_only is None else measured(micro.head_only.double().sum(dim=0))
+            if micro.head_only is None:
+                return None
+            return measured(micro.head_only.double().sum(dim=0), micro.head_norm)
 
         def samples(micro: MicroBatch) -> Iterable[Measured] | None:
             return None if micro.head_only is None else zip(micro.head_only, micro.head_norms, strict=True)
 
-        whole = None if self.total.head is None else measured(self.total.head)
+        whole = None if self.total.head is None else measured(self.total.head, self.total.head_norm)
         yield from self._rows(whole, part, *([samples] if with_samples else []))
 
     def _rows(

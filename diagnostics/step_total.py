@@ -47,6 +47,8 @@ class StepTotal:
         Shape ``(H,)``, float64; None where the signal did not fire.
     head
         Shape ``(k,)``, float64, sketch of the head's own gradient; None where the signal did not fire.
+    head_norm
+        Its exact 2-norm; None where it is not known.
     coherence
         Mean pairwise cosine of the samples' ``hidden`` gradients, in [-1, 1]; None where it is undefined or was not
         asked for.
@@ -65,6 +67,7 @@ class StepTotal:
     same_direction: bool
     hidden: torch.Tensor | None
     head: torch.Tensor | None
+    head_norm: float | None
     coherence: float | None
     saving: bool
 
@@ -144,6 +147,7 @@ def total_step(
         same_direction=same_direction,
         hidden=_where_fired(total, "hidden"),
         head=_where_fired(total, "head"),
+        head_norm=head.step_norm(micros) if head is not None and processes.count == 1 else None,
         coherence=None if hidden is None else _mean_cosine(total["unit"], int(total["units"])),
         saving=bool(total["saving"]),
     )

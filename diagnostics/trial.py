@@ -22,7 +22,7 @@ from diagnostics.compat import enable_checkpointing
 from diagnostics.completions import follow_completions
 from diagnostics.head import Tap
 from diagnostics.kinds import TrainerKind
-from diagnostics.losses import sample_losses
+from diagnostics.losses import LossReader
 from diagnostics.signals import MicroBatch
 from sdo.errors import InputError, error_line
 
@@ -52,6 +52,8 @@ class MicroStep:
         Where it ran.
     generated
         Most tokens of a completion that was generated for it; None where the trainer generates none.
+    loss_reason
+        Why a recorder could not read off the samples' losses; None where it can, or where the trainer logs them.
     """
 
     sample_ids: tuple[int, ...]
@@ -61,6 +63,7 @@ class MicroStep:
     peak_bytes: int | None
     device: str
     generated: int | None = None
+    loss_reason: str | None = None
 
 
 def run_micro_step(
@@ -85,7 +88,7 @@ def run_micro_step(
     """
     model = trainer.model
     channel = IdChannel.of(model)
-    with listening(model, kind, micros):
+    with listening(model, kind, micros) as reader:
         follower = follow_completions(trainer) if kind.generates else None
         try:
             channel.install(loader)
@@ -116,11 +119,12 @@ def run_micro_step(
         peak_bytes=peak_bytes(on_gpu),
         device=str(loss.device),
         generated=min(GENERATED_TOKENS, int(trainer.args.max_completion_length)) if kind.generates else None,
+        loss_reason=reader.reason if kind.loss_from == "forward" else None,
     )
 
 
 @contextlib.contextmanager
-def listening(model: nn.Module, kind: TrainerKind, micros: list[MicroBatch]) -> Iterator[None]:
+def listening(model: nn.Module, kind: TrainerKind, micros: list[MicroBatch]) -> Iterator[LossReader]:
     """Begin a micro-batch in `micros` with each forward pass in training mode, and read its losses off the output.
 
     Parameters
@@ -131,21 +135,27 @@ def listening(model: nn.Module, kind: TrainerKind, micros: list[MicroBatch]) -> 
         Its trainer's kind.
     micros
         Gets the micro-batches.
+
+    Yields
+    ------
+    LossReader
+        What reads the losses.
     """
     channel = IdChannel.of(model)
+    reader = LossReader(model, kind)
 
     def begin(ids: BatchIds) -> None:
-        micros.append(MicroBatch.of(ids, kind))
+        micros.append(MicroBatch.of(ids, kind, shifts=reader.shifts))
 
     def after(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         wanted = kind.loss_from == "forward" and bool(micros)
         if wanted and (torch.is_grad_enabled() or micros[-1].losses is None):
-            micros[-1].losses = sample_losses(output, kwargs, exact=False)
+            micros[-1].losses = reader.read(output, kwargs, exact=False) or micros[-1].losses
 
     channel.subscribe(begin)
     hook = model.register_forward_hook(after, with_kwargs=True)
     try:
-        yield
+        yield reader
     finally:
         hook.remove()
         channel.unsubscribe(begin)

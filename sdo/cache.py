@@ -64,7 +64,7 @@ class EmbeddingCache:
         try:
             record: dict[str, Any] = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
             digest = _copy(self.folder / f"{key}.npy", target)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return record if isinstance(record, dict) and record.get("matrix_sha256") == digest else None
 

@@ -1,6 +1,6 @@
 """Errors that users meet: the one exception for wrong input, what may have been meant, which package is missing.
 
-And text that came from outside, as a line may show it.
+And text that came from outside, as a line may show it; counted things.
 """
 
 from __future__ import annotations
@@ -34,6 +34,20 @@ def absent_package(error: BaseException | None) -> str:
             name = error.name.partition(".")[0]
         error = error.__cause__ or error.__context__
     return name
+
+
+def counted(number: int, noun: str) -> str:
+    """Return how many there are of something, in the singular where there is one.
+
+    Examples
+    --------
+    >>> counted(1, "cluster"), counted(0, "cluster"), counted(12_000, "common question")
+    ('1 cluster', '0 clusters', '12000 common questions')
+    >>> counted(3, "batch")
+    '3 batches'
+    """
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def error_line(error: BaseException, *, named: bool = False) -> str:

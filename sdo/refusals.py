@@ -12,6 +12,7 @@ from transformers import Trainer
 from diagnostics.completions import unfollowed
 from diagnostics.launch import check_launch, require_positions
 from sdo.checks import integer_array
+from sdo.dropped import empty_dataset
 from sdo.errors import InputError
 from sdo.grpo import GenerationLayout
 from sdo.organizer import Organizer
@@ -115,6 +116,8 @@ def dataset_ids_of(trainer: Any, organizer: Organizer, id_column: str) -> tuple[
     """The sample id of each dataset position, shape (n,), and where it comes from."""
     dataset = trainer.train_dataset
     n_rows, n_samples = len(dataset), organizer.n_samples
+    if not n_rows:
+        raise InputError(empty_dataset(trainer, n_samples))
     if id_column in (getattr(dataset, "column_names", None) or ()):
         return _ids_of_column(np.asarray(dataset[id_column]), organizer, id_column)
     remedy = (

@@ -152,6 +152,6 @@ def remove_work_files(target: Path) -> None:
 def _read(record: Path) -> dict[str, object]:
     try:
         found = json.loads(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

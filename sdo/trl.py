@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from transformers.trainer_callback import ExportableState
 
 from diagnostics.batch_ids import BatchIds, IdChannel
 from diagnostics.completions import follow_completions
+from diagnostics.ended import end_before_the_first_step, stop_at_once
 from diagnostics.launch import no_ids_came
 from diagnostics.processes import Processes
 from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
+from sdo.belonging import match_texts, misplaced, other_texts, read_record
 from sdo.checkpoints import dataset_digest
 from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
@@ -60,8 +63,10 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     Warns
     -----
     UserWarning
-        If another trainer of the same model had an organizer, as where a notebook's cell is run again: that one is
-        detached, and its trainer refuses to train until it is given one again.
+        If the record that ``sdo embed`` left beside the embeddings shows that they are those of other texts, or that
+        the ids name other rows than those that were embedded. If another trainer of the same model had an organizer,
+        as where a notebook's cell is run again: that one is detached, and its trainer refuses to train until it is
+        given one again.
 
     Notes
     -----
@@ -79,7 +84,23 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
         raise InputError(refusal)
     dataset_ids, source = dataset_ids_of(trainer, organizer, id_column)
     plan = bound_plan(trainer, organizer, dataset_ids)
+    _warn_of_other_rows(trainer.train_dataset, organizer, id_column)
     return Handle(trainer, plan, dataset_ids, source)
+
+
+def _warn_of_other_rows(dataset: Any, organizer: Organizer, id_column: str) -> None:
+    """Hold the dataset's texts, where it still has them, against the record beside the embeddings."""
+    path = None if organizer.embeddings is None else organizer.embeddings.path
+    record = None if path is None else read_record(Path(path))
+    columns = getattr(dataset, "column_names", None) or ()
+    if path is None or record is None:
+        return
+    column = record["column"] if record["column"] in columns else "prompt"
+    found = match_texts(record, dataset, dataset[id_column] if id_column in columns else None, column)
+    if found == "no" and column == record["column"]:  # a prompt may be made of the text that was embedded
+        warnings.warn(other_texts(Path(path), column), stacklevel=3)
+    elif found == "by position" and id_column in columns:
+        warnings.warn(misplaced(Path(path), column, id_column), stacklevel=3)
 
 
 class Handle:
@@ -180,6 +201,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._skipped: list[int] = []
         self._counted = -1  # the latest batch of the plan that is in the ledger
         self._processes = Processes()
+        self._ended = False
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
         channel.subscribe(self.note_ids)
 
@@ -233,6 +255,17 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             continue_generation(self._trainer, self._layout)
         self._channel.scalars.clear()
         self._channel.install(kwargs["train_dataloader"])
+        self._ended = end_before_the_first_step(state, kwargs["train_dataloader"])
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop a run that had ended before it was resumed."""
+        if self._ended:
+            stop_at_once(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Nothing happened in the epoch of a run that had ended, so that there is nothing to save or evaluate."""
+        if self._ended:
+            stop_at_once(control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a step's list of ids."""

@@ -12,6 +12,7 @@ from analysis.balance_words import CAVEAT, NAMES, WORDS
 from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number, signed
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import not_drawn
+from sdo.errors import counted
 
 _WEAKEST = 5
 _ROWS = 24  # clusters of a picture
@@ -51,9 +52,11 @@ def weakest_section(material: ReportMaterial) -> Section | Absent:
     scored.sort(key=lambda entry: (entry["runs"][run]["interval"][1], entry["cluster"]))
     chosen = scored[:_WEAKEST]
     words = (
-        f"The {len(chosen)} clusters of {run} whose 95 % interval ends lowest. Among many equally good clusters some "
-        "look weak by chance; the homogeneity test above says whether clusters differ at all.",
+        f"The {counted(len(chosen), 'cluster')} of {run} whose 95 % interval ends lowest. Among many equally good "
+        "clusters some look weak by chance; the homogeneity test above says whether clusters differ at all.",
     )
+    if len(scored) == 1:
+        words = (f"{run} has one cluster, so none is weaker than another.",)
     quotes = tuple(_described(entry, list(summary.balances)) for entry in chosen)
     data = {"run": run, "clusters": [entry["cluster"] for entry in chosen]}
     return Section(words=words, quotes=quotes, data=data)
@@ -73,7 +76,8 @@ def _run_table(name: str, one: Balance) -> Table:
             )
         )
     head = ("", "raw", "raw if clusters were equal (95 %)", "latent", "95 % interval of latent")
-    caption = f"{name}: {one.n} questions ({one.distinct} distinct) in {len(one.names)} clusters"
+    clusters = counted(len(one.names), "cluster")
+    caption = f"{name}: {counted(one.n, 'question')} ({one.distinct} distinct) in {clusters}"
     return Table(head, tuple(rows), caption)
 
 
@@ -84,7 +88,8 @@ def _comparison_table(summary: BalanceSummary, name: str) -> Table:
     head = ("", "difference", "95 % interval", "p", "verdict")
     moving = join([NAMES[metric].partition(",")[0] for metric in METRICS if metric in MOVES_WITH_MEAN])
     notes = (f"{moving} move with the mean: their verdicts are on these numbers, not on balance.",)
-    return Table(head, tuple(rows), f"{name} minus {summary.baseline}, on the same {one.n} questions", notes=notes)
+    caption = f"{name} minus {summary.baseline}, on the same {counted(one.n, 'question')}"
+    return Table(head, tuple(rows), caption, notes=notes)
 
 
 def _difference_row(label: str, metric: str, one: Difference) -> tuple[Cell, ...]:
@@ -118,19 +123,19 @@ def _pattern(metric: str, sign: str) -> str:
 def _homogeneity(summary: BalanceSummary) -> str:
     differ: list[str] = []
     alike: list[str] = []
-    unknown: list[str] = []
+    unknown: dict[str | None, list[str]] = {}
     for name, one in summary.balances.items():
         p = one.homogeneity.p
-        (unknown if p is None else differ if p < summary.content["level"] else alike).append(
-            name if p is None else f"{name} (p = {p:.3f})"
-        )
+        if p is None:
+            unknown.setdefault(one.homogeneity.reason, []).append(name)
+        else:
+            (differ if p < summary.content["level"] else alike).append(f"{name} (p = {p:.3f})")
     parts = []
     if differ:
         parts.append(f"Clusters differ more than chance allows in {join(differ)}.")
     if alike:
         parts.append(f"Compatible with equally good clusters: {join(alike)}.")
-    if unknown:
-        parts.append(f"No homogeneity test for {join(unknown)}.")
+    parts += [f"No homogeneity test for {join(names)}: {reason}." for reason, names in unknown.items()]
     return " ".join(parts)
 
 
@@ -138,7 +143,9 @@ def _compared(summary: BalanceSummary, name: str) -> str:
     one = summary.comparisons[name]
     spread, mean = one.metrics["spread"], one.metrics["mean"]
     told = f"{name} against {summary.baseline}: balance {one.verdict}"
-    if spread.difference is not None and spread.p is not None:
+    if spread.difference is None:
+        told += f" ({spread.reason})"
+    elif spread.p is not None:
         told += f" (difference of the latent spread {signed(spread.difference, '{:+.3f}')}, p = {spread.p:.3f})"
     if mean.difference is not None and mean.p is not None:
         told += f"; mean accuracy {mean.verdict} ({signed(mean.difference, '{:+.3f}')}, p = {mean.p:.3f})"
@@ -160,7 +167,8 @@ def _pictures(summary: BalanceSummary) -> list[Picture]:
     for name in drawn:
         one = summary.balances[name]
         figure, _ = ranked_clusters(one, keywords=words, rows=_ROWS, title=name)
-        caption = f"{name}: accuracy by cluster, Wilson 95 % intervals, and the band of equally good clusters."
+        band = ", and the band of equally good clusters" if len(one.names) > 1 else ""
+        caption = f"{name}: accuracy by cluster, Wilson 95 % intervals{band}."
         caption += told if name == drawn[-1] else ""
         pictures.append(Picture.of(figure, alt=f"Clusters of {name} ranked by accuracy.", caption=caption))
     for name in compared:
@@ -185,5 +193,5 @@ def _described(entry: dict[str, Any], runs: list[str]) -> Quotes:
             low, high = one["interval"]
             scores.append(f"{name} {one['accuracy']:.2f} ({low:.2f} to {high:.2f})")
     small = ", a small cluster" if entry["small"] else ""
-    words = f"{entry['n']} questions{small}. {'; '.join(scores)}."
+    words = f"{counted(entry['n'], 'question')}{small}. {'; '.join(scores)}."
     return Quotes(f"Cluster {entry['cluster']}{keywords}", words, tuple(entry["examples"] or ()))

@@ -21,7 +21,7 @@ from analysis.report.sections import coherence_section, training_section
 from analysis.report.seeds import seeds_section
 from analysis.report.verdict import alerts, verdict
 from analysis.runs import Run
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 from sdo.files import write_atomically
 
 FORMAT = "sdo-report"
@@ -122,7 +122,7 @@ def build_report(
     parts = {spec.key: _part(spec, material) for spec in sections}
     findings, warnings = _first(material, parts)
     made = datetime.now(UTC).isoformat(timespec="minutes")
-    subtitle = f"{len(runs)} run{'s' if len(runs) != 1 else ''}; made {made}"
+    subtitle = f"{counted(len(runs), 'run')}; made {made}"
     words = render(title, subtitle, findings, warnings, [_without_pictures(part) for part in parts.values()])
     parts, scale = _fitted(parts, (_PAGE_BYTES - len(words.encode())) * 3 // 4)
     html = render(title, subtitle, findings, warnings, list(parts.values()))

@@ -12,11 +12,12 @@ from analysis.coherence_study import run_coherence
 from analysis.drawing import MANY_RUNS
 from analysis.plots import batch_coherence_series, coherence_heat_maps
 from analysis.recorded import generates, score_meaning
-from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed
+from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import drawn_runs, kinds_of_run, not_drawn
 from analysis.runs import Run
 from analysis.training import (
+    Evaluation,
     Training,
     evaluation_curves,
     loss_curves,
@@ -189,7 +190,19 @@ def _evaluation(material: ReportMaterial, measure: str) -> tuple[Table, Picture,
     figure, _ = evaluation_curves(held, measure, meaning=meaning)
     caption = f"{said}: mean over the samples of each evaluation. One seed gives no verdict on a difference."
     picture = Picture.of(figure, alt=f"{measure} over the steps, a line a run.", caption=caption)
-    return Table(head, tuple(rows), said), picture, data
+    return Table(head, tuple(rows), said, notes=_other_steps(held)), picture, data
+
+
+def _other_steps(held: Mapping[str, Evaluation]) -> tuple[str, ...]:
+    """Say where first and last are not the same steps in all runs: a later step is no better run."""
+    notes = []
+    for which, place in (("first", 0), ("last", -1)):
+        steps = {name: int(one.step[place]) for name, one in held.items()}
+        if len(set(steps.values())) > 1:
+            at = {step: [name for name in steps if steps[name] == step] for step in sorted(set(steps.values()))}
+            named = join([f"{step} of {some(names)}" for step, names in at.items()])
+            notes.append(f"{which.capitalize()} is not the same step in all runs, so it compares none: {named}.")
+    return tuple(notes)
 
 
 # ---------------------------------------------------------------------- coherence

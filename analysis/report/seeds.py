@@ -9,22 +9,28 @@ from analysis.exposure_plots import seed_differences
 from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number, signed, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import kinds_of_run
-from analysis.seeds import FEW_PAIRS, PairedComparison, Pairing, SeedComparison, compare_seeds, pair_runs
-from sdo.errors import InputError
+from analysis.seeds import (
+    FEW_PAIRS,
+    LEVEL,
+    PairedComparison,
+    Pairing,
+    SeedComparison,
+    UnpairedComparison,
+    compare_seeds,
+    pair_runs,
+)
+from sdo.errors import InputError, counted
 
-_LEVEL = 0.05
 # What the name of a measure says of its direction; of others no better or worse is said.
 _LOWER, _HIGHER = ("loss",), ("correct", "accuracy", "reward", "margin")
 
 
 def seeds_section(material: ReportMaterial) -> Section | Absent:
-    """Paired comparisons of each kind of run with the first kind, at each checkpoint."""
+    """Comparisons of each kind of run with the first kind, at each checkpoint."""
     kinds = kinds_of_run(material.runs)
     several = {kind: runs for kind, runs in kinds.items() if len(runs) > 1}
     if len(several) < 2:
-        return Absent(
-            "Two kinds of run with at least two seeds each are compared here, pair by pair; one seed gives no verdict."
-        )
+        return Absent("Two kinds of run with at least two seeds each are compared here; one seed gives no verdict.")
     (baseline, first), *others = several.items()
     tables: list[Table] = []
     pictures: list[Picture] = []
@@ -46,13 +52,15 @@ def seeds_section(material: ReportMaterial) -> Section | Absent:
             measure = f"{one.measure}, {meaning}" if meaning else one.measure
             tables.append(_table(one, f"{measure}: {kind} minus {baseline}"))
             figure, _ = seed_differences(one)
-            caption = f"{measure}: {kind} minus {baseline}, a dot a pair."
+            dots = "a dot a pair" if pairing.by else f"a dot a run less the mean of {baseline}"
+            caption = f"{measure}: {kind} minus {baseline}, {dots}."
             pictures.append(Picture.of(figure, alt=caption, caption=caption))
             findings.append(_finding(one, kind, baseline))
             words += [f"{note}." for note in one.notes]
         data["against"][kind] = {
-            "pairs": len(pairing.baseline),
+            "pairs": len(pairing.baseline) if pairing.by else None,
             "paired_by": pairing.by,
+            "paired_by_reason": pairing.reason,
             "left_out": left_out,
             "measures": {one.measure: _entries(one) for one in found},
         }
@@ -60,6 +68,11 @@ def seeds_section(material: ReportMaterial) -> Section | Absent:
 
 
 def _paired(kind: str, baseline: str, pairing: Pairing, left_out: list[str]) -> str:
+    if pairing.by is None:
+        return (
+            f"{kind} against {baseline}: {len(pairing.against)} and {len(pairing.baseline)} runs, as two groups, since "
+            f"seeds do not pair them: {pairing.reason}."
+        )
     told = f"{kind} against {baseline}: {len(pairing.baseline)} pairs of runs, paired by {pairing.by}."
     if left_out:
         told += f" Left out, since the other kind has no run of their seed: {some(left_out)}."
@@ -82,26 +95,32 @@ def _table(one: SeedComparison, caption: str) -> Table:
                 number(found.mean, "{:+.4g}"),
                 interval,
                 number(found.p, "{:.3f}", found.reason),
-                number(found.cohens_d_paired, "{:+.2f}", found.reason),
-                number(found.sign_flip_p, "{:.3f}"),
-                number(found.smallest_sign_flip_p, "{:.3f}"),
+                number(found.cohens_d, "{:+.2f}", found.reason),
+                number(found.resampling_p, "{:.3f}"),
+                number(found.smallest_resampling_p, "{:.3f}"),
             )
         )
-    head = ("step", "mean difference", "95 % interval (t)", "p (t)", "Cohen's d, paired", "p (sign flips)", "least p")
-    return Table(head, tuple(rows), f"{caption}, {one.comparisons[0].n} pairs")
+    paired = isinstance(one.comparisons[0], PairedComparison)
+    tests = ("Cohen's d, paired", "p (sign flips)") if paired else ("Cohen's d, pooled", "p (labels)")
+    head = ("step", "mean difference", "95 % interval (t)", "p (t)", *tests, "least p")
+    return Table(head, tuple(rows), f"{caption}, {one.comparisons[0].sizes}")
 
 
 def _finding(one: SeedComparison, kind: str, baseline: str) -> Finding:
     last = one.comparisons[-1]
-    told = f"{one.measure} after {one.steps[-1]} steps: {kind} minus {baseline} is {signed(last.mean, '{:+.4g}')}"
-    told += f" over {last.n} pairs of seeds (sign-flip p = {last.sign_flip_p:.3f})."
-    if last.n < FEW_PAIRS:
-        told += f" So few pairs cannot reach {_LEVEL}: {FEW_PAIRS} can."
+    after = counted(one.steps[-1], "step")
+    told = f"{one.measure} after {after}: {kind} minus {baseline} is {signed(last.mean, '{:+.4g}')}"
+    paired = isinstance(last, PairedComparison)
+    told += f" over {last.sizes}" + (" of seeds" if paired else "")
+    told += f" ({'sign-flip' if paired else 'permuted labels,'} p = {last.resampling_p:.3f})."
+    if last.smallest_resampling_p >= LEVEL:
+        told += f" So few {'pairs' if paired else 'runs'} cannot reach {LEVEL}."
+        told += f" {FEW_PAIRS} pairs can." if paired else " 4 of each kind can."
     return Finding(_tone(one.measure, last), told)
 
 
-def _tone(measure: str, found: PairedComparison) -> str:
-    if found.sign_flip_p >= _LEVEL:
+def _tone(measure: str, found: PairedComparison | UnpairedComparison) -> str:
+    if found.resampling_p >= LEVEL:
         return "undetermined"
     lower = any(word in measure for word in _LOWER)
     if lower == any(word in measure for word in _HIGHER):
@@ -110,7 +129,9 @@ def _tone(measure: str, found: PairedComparison) -> str:
 
 
 _WORDS = (
-    "Differences are between runs of one seed each, pair by pair. Paired t-test with its interval; Cohen's d is the "
-    "mean difference over its standard deviation (d_z). The sign-flip test asks how often the mean would be as large "
-    "if each sign could as well be the other; with n pairs its p is at least 2 / 2^n.",
+    "Where seeds pair the runs, differences are between runs of one seed each. Paired t-test with its interval; "
+    "Cohen's d is the mean difference over its standard deviation (d_z). The sign-flip test asks how often the mean "
+    "would be as large if each sign could as well be the other; with n pairs its p is at least 2 / 2^n.",
+    "Where seeds do not, the kinds are two groups: Welch's t-test with its interval; Cohen's d over the pooled "
+    "standard deviation (d_s); and how often the difference would be as large if the runs' labels were dealt anew.",
 )

@@ -26,7 +26,7 @@ import warnings
 from pathlib import Path
 
 from benchmarks.paper import settings
-from benchmarks.paper.cell import RESULTS, finished, result_file, run, run_file
+from benchmarks.paper.cell import RESULTS, finished, joins, result_file, run, run_file
 from benchmarks.paper.material import Material, prepare
 from benchmarks.paper.settings import SCALES, Setting, load
 from sdo.errors import InputError
@@ -77,9 +77,14 @@ def _do(args: argparse.Namespace) -> int:
 
 def _run(setting: Setting, args: argparse.Namespace) -> int:
     """Train and measure the cells that are missing; one that fails is named, and the others go on."""
+    missing = [cell for cell in _chosen(setting, args) if not result_file(setting, cell).is_file()]
+    if not missing:
+        print(f"{setting.label}: every cell is measured")
+        return 0
     material = prepare(setting.material, args.work / setting.label / "material", args.work / "shared")
+    joins(setting, material)
     failed = 0
-    for cell in _chosen(setting, args):
+    for cell in missing:
         claim = args.work / setting.label / f"{cell.name}.claim"
         if result_file(setting, cell).is_file() or not _claim(claim):
             continue

@@ -120,7 +120,7 @@ def run(setting: Setting, cell: Cell, material: Material, work: Path, results: P
         "seed": cell.seed,
         "organizer": dict(cell.organizer),
         "material": dict(material.about),
-        "versions": {name: version(name) for name in _VERSIONS} | {"python": platform.python_version()},
+        "versions": _versions(),
         "run": dict(setting.run),
         **how,
         "training_seconds": round(trained, 1),
@@ -151,15 +151,66 @@ def finished(setting: Setting, results: Path = RESULTS) -> list[dict[str, Any]]:
     Raises
     ------
     InputError
-        Cells differ in their material, in versions or in how they were trained: they cannot be compared.
+        Cells differ in their start, in their material, in versions or in how they were trained: they cannot be
+        compared.
     """
     files = [file for cell in setting.cells() if (file := result_file(setting, cell, results)).is_file()]
     cells = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     for file, cell in zip(files, cells, strict=True):
-        for key in ("material", "versions", "run", "answers_alone"):
-            if key in cell and key in cells[0] and cell[key] != cells[0][key]:
-                raise InputError(
-                    f"{file.name} was made with {key} = {cell[key]}, {files[0].name} with {cells[0][key]}; "
-                    "expected one for all cells of a setting; mend: remove the older one and run it again"
-                )
+        _comparable(setting, (file.name, cell), (files[0].name, cells[0]))
     return cells
+
+
+def joins(setting: Setting, material: Material, results: Path = RESULTS) -> None:
+    """Refuse material whose cells could not be compared with the finished ones, before anything is trained.
+
+    Parameters
+    ----------
+    material
+        Of the cells to train.
+    results
+        Folder of all settings' figures.
+    """
+    before = finished(setting, results)
+    if before:
+        new = {"material": dict(material.about), "versions": _versions(), "run": dict(setting.run)}
+        _comparable(setting, ("a new cell", new), (f"{before[0]['arm']}-{before[0]['seed']}.json", before[0]))
+
+
+def start_of(setting: Setting, cell: Mapping[str, Any]) -> str | None:
+    """Return the digest of the weights that a cell started from.
+
+    Early cells of weights made here recorded that of the file; those of a package recorded none, and count as started
+    from what the setting names.
+    """
+    material = cell.get("material", {})
+    found = material.get("start") or material.get("weights") or setting.material.get("digests", {}).get("start")
+    return None if found is None else str(found)
+
+
+def _comparable(setting: Setting, one: tuple[str, Mapping[str, Any]], first: tuple[str, Mapping[str, Any]]) -> None:
+    """Refuse two cells, each with its name, that were not made in the same way."""
+    (name, cell), (other, reference) = one, first
+    start, expected = start_of(setting, cell), start_of(setting, reference)
+    if start != expected:
+        raise InputError(
+            f"{name} starts from weights {start}, {other} from {expected}; expected one start for all cells of a "
+            "setting; mend: give the new ones a setting of their own, or remove the older ones and run them again"
+        )
+    pairs = [
+        (key, cell[key], reference[key])
+        for key in ("versions", "run", "answers_alone")
+        if {key} <= cell.keys() & reference.keys()
+    ]
+    made, before = cell.get("material", {}), reference.get("material", {})
+    pairs += [(key, made[key], before[key]) for key in made if key in before]
+    for key, value, usual in pairs:
+        if value != usual:
+            raise InputError(
+                f"{name} was made with {key} = {value}, {other} with {usual}; expected one for all cells of a setting; "
+                "mend: remove the older one and run it again"
+            )
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in _VERSIONS} | {"python": platform.python_version()}

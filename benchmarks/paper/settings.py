@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from sdo.cli.config import OrganizerOptions, parse_section
+from sdo.cli.config import parse_organizer
 from sdo.errors import InputError
 
 FOLDER = Path(__file__).parent / "settings"
@@ -144,7 +144,7 @@ def load(name: str, scale: str, folder: Path = FOLDER) -> Setting:
             if not _NAME.fullmatch(arm) or arm in names:
                 raise InputError(f"{file.name}: arm {arm!r} is there twice, or has other signs than a-z, 0-9 and -")
             names.add(arm)
-            parse_section("organizer", merged(run.get("organizer", {}), changes or {}), OrganizerOptions)
+            parse_organizer(merged(run.get("organizer", {}), changes or {}))
     return Setting(
         name=name,
         scale=scale,

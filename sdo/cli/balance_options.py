@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.cli.run_options import real, run_name, shortest_suffix
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 from sdo.keys import MAX_SEED
 from sdo.rowfiles import whole_numbers
 
@@ -38,11 +38,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--near-duplicate", type=float, metavar="COSINE", help="from it on questions count as one (default: 0.95)")
     add("--resamples", type=int, default=999, help="permutations, swaps and bootstrap draws (default: 999)")
     group = parser.add_argument_group("sample logs of lm-evaluation-harness")
-    group.add_argument("--metric", help="default: exact_match, acc, acc_norm or the first there")
-    group.add_argument("--filter", help="default: the first in the file")
+    group.add_argument("--metric", help="default: exact_match, acc, acc_norm or the first in [0, 1] in all files")
+    group.add_argument("--filter", help="default: the first that all files have")
     group = parser.add_argument_group("run folders")
-    group.add_argument("--evaluation", metavar="NAME", help="default: correct, or the only one in [0, 1]")
-    group.add_argument("--step", type=int, help="default: the last evaluated")
+    group.add_argument("--evaluation", metavar="NAME", help="default: correct, or the only one in [0, 1] in all")
+    group.add_argument("--step", type=int, help="default: the latest that all have")
 
 
 def sources_of(args: argparse.Namespace) -> list[Path | str | None]:
@@ -113,34 +113,25 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def _read_runs(args: argparse.Namespace) -> list[Predictions]:
-    from analysis import read_predictions
+    from analysis import read_all_predictions
 
     given = [_named(one) for one in args.predictions]
     for i, (_, path) in enumerate(given):
         if any(real(path) == real(other) for _, other in given[:i]):
             raise InputError(f"{path} came twice; expected different predictions")
     names = _names(given)
-    if not any(path.is_dir() for _, path in given):
-        for option in ("evaluation", "step"):
-            if getattr(args, option) is not None:
-                raise InputError(
-                    f"--{option} {getattr(args, option)}: it is for run folders, and none came; mend: leave it out"
-                )
     if args.baseline is not None:
         args.baseline = run_name(args.baseline)
     if args.baseline is not None and args.baseline not in names:
         raise InputError(f"--baseline {args.baseline!r} is no run; expected one of {', '.join(names)}")
-    return [
-        read_predictions(
-            path,
-            name=name,
-            metric=args.metric,
-            filter=args.filter,
-            evaluation=args.evaluation,
-            step=args.step,
-        )
-        for name, (_, path) in zip(names, given, strict=True)
-    ]
+    return read_all_predictions(
+        [path for _, path in given],
+        names=names,
+        metric=args.metric,
+        filter=args.filter,
+        evaluation=args.evaluation,
+        step=args.step,
+    )
 
 
 def _named(text: str) -> tuple[str | None, Path]:
@@ -205,8 +196,8 @@ def _read_prompts(args: argparse.Namespace, rows: int, embeddings: Embeddings | 
     prompts = Prompts.of(texts())
     if len(prompts.texts) != rows:
         raise InputError(
-            f"--prompts {args.prompts} holds {len(prompts.texts)} texts, embeddings or labels {rows} rows; "
-            "expected one text a row, in the same order"
+            f"--prompts {args.prompts} holds {counted(len(prompts.texts), 'text')}, embeddings or labels "
+            f"{counted(rows, 'row')}; expected one text a row, in the same order"
         )
     if args.id_column is None:
         return prompts

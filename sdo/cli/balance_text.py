@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sdo.cli.outputs import aligned
-from sdo.errors import printable
+from sdo.errors import counted, printable
 
 if TYPE_CHECKING:
     from analysis import BalanceSummary
@@ -22,20 +22,23 @@ def explained() -> str:
 
 
 def describe(summary: BalanceSummary) -> str:
-    """Return tables and sentences for the terminal; a dash stands where nothing is defined (the JSON file says why)."""
+    """Return tables and sentences for the terminal; a dash stands where nothing is defined, with the reason below."""
     content = summary.content
-    lines = [f"{content['n']} questions in {content['clusters']} clusters"]
+    lines = [f"{counted(content['n'], 'question')} in {counted(content['clusters'], 'cluster')}"]
     lines += [f"note: {printable(note)}" for note in summary.notes]
     for name, metrics in content["runs"].items():
         lines += [
             "",
             name,
             _run_table(metrics),
+            *_reasons({name: one for name, one in metrics.items() if None in (*one.values(), *one["latent"].values())}),
             _homogeneity_words(content["homogeneity"][name], content["level"]),
         ]
     for entry in content["comparisons"]:
-        lines += ["", f"{entry['run']} against {entry['baseline']} ({entry['n']} common questions)"]
-        lines += [_comparison_table(entry), _balance_words(entry)]
+        common = counted(entry["n"], "common question")
+        lines += ["", f"{entry['run']} against {entry['baseline']} ({common})", _comparison_table(entry)]
+        missing = {name: one for name, one in entry["metrics"].items() if one["difference"] is None}
+        lines += [*_reasons(missing), _balance_words(entry)]
     return "\n".join(lines)
 
 
@@ -66,6 +69,16 @@ def _run_table(metrics: dict[str, Any]) -> str:
         ]
         rows.append([NAMES[name], *cells])
     return aligned(rows, indent="  ")
+
+
+def _reasons(entries: dict[str, Any]) -> list[str]:
+    """Say why there are dashes, a line for each reason."""
+    from analysis.balance_words import NAMES
+
+    why: dict[str, list[str]] = {}
+    for name, entry in entries.items():
+        why.setdefault(entry["reason"], []).append(NAMES[name].partition(",")[0])
+    return [f"  - for {', '.join(names)}: {reason}" for reason, names in why.items()]
 
 
 def _homogeneity_words(test: dict[str, Any], level: float) -> str:

@@ -13,24 +13,26 @@ from sdo.errors import printable
 from sdo.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis import Pairing, SeedComparison
+    from analysis import PairedComparison, Pairing, SeedComparison, UnpairedComparison
 
-_HEADINGS = (
-    *("measure", "step", "n", "baseline", "against", "difference", "95 % interval"),
-    *("t", "p (paired t)", "d (paired)", "p (sign flip)", "least possible"),
-)
+_HEADINGS = ("measure", "step", "n", "baseline", "against", "difference", "95 % interval", "t")
+_TESTS = {
+    True: ("p (paired t)", "d (paired)", "p (sign flip)", "least possible"),
+    False: ("p (Welch)", "d (pooled)", "p (labels)", "least possible"),
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "compare",
-        help="runs of several seeds -> paired tests at each checkpoint",
+        help="runs of several seeds -> tests at each checkpoint",
         description="Compare the evaluations of two kinds of run (held-out loss, correctness, whatever was logged): at "
         "each step that all runs have, a paired t-test, Cohen's d of the paired differences, and a sign-flip test with "
         "the smallest p that it can reach. Rewards in training (GRPO, RLOO), of other prompts in each run, are "
         "compared as means over windows of steps. Runs are paired by the seed in run.json, those without a partner "
-        "left out, else by their order. Prints a table; with --out writes compare.json and a picture of each measure.",
+        "left out; where seeds do not pair them, the two sides are compared as groups (Welch's t, permuted labels). "
+        "Prints a table; with --out writes compare.json and a picture of each measure.",
         epilog="example: sdo compare --baseline runs/uniform-1 runs/uniform-2 --against runs/sdo-1 runs/sdo-2 "
         "--out compare",
     )
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
     from analysis.report.settings import kinds_of_run, setting_alerts
-    from analysis.seeds import FEW_PAIRS
+    from analysis.seeds import FEW_PAIRS, LEVEL
 
     notes = [note for one in found for note in one.notes]
     for side, runs in (("--baseline", pairing.baseline), ("--against", pairing.against)):
@@ -81,7 +83,7 @@ def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
             notes.append(f"{side} holds {len(kinds)} kinds of run ({parts}): the difference is of all of them together")
     everyone = {str(run.path): run for run in (*pairing.baseline, *pairing.against)}
     notes += [alert.rstrip(".") for alert in setting_alerts(everyone)]
-    n = len(pairing.baseline)
+    first = found[0].comparisons[0]
     if pairing.by == "seed":
         seeds = ", ".join(str(run.info["seeds"]["seed"]) for run in pairing.baseline)
         notes.append(f"runs are paired by their seeds: {seeds}")
@@ -89,13 +91,17 @@ def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
             left_out = ", ".join(str(run.path) for run in pairing.left_out)
             notes.append(f"left out, since the other side has no run of their seed: {left_out}")
     else:
-        pairs = ", ".join(f"{a.path} with {b.path}" for a, b in zip(pairing.baseline, pairing.against, strict=True))
-        notes.append(f"the seeds in run.json do not pair the runs; paired by order: {pairs}")
-    if n < FEW_PAIRS:
-        least = found[0].comparisons[0].smallest_sign_flip_p
         notes.append(
-            f"{n} pairs are few: no sign-flip p can be below {least:.3g}, and the t-test leans on normal differences; "
-            f"{FEW_PAIRS} pairs are the least that can reach 0.05"
+            f"the seeds in run.json do not pair the runs ({pairing.reason}): the sides are compared as two groups, "
+            "which finds less than pairs would"
+        )
+    if first.smallest_resampling_p >= LEVEL:
+        test, enough = "sign-flip", f"{FEW_PAIRS} pairs"
+        if pairing.by is None:
+            test, enough = "permutation", "4 runs of each side"
+        notes.append(
+            f"{first.sizes} are few: no {test} p can be below {first.smallest_resampling_p:.3g}, and the t-test leans "
+            f"on normal values; {enough} are the least that can reach {LEVEL}"
         )
     tests = sum(len(one.comparisons) for one in found)
     if tests > 1:
@@ -127,10 +133,9 @@ def _write(out: Path, pairing: Pairing, found: list[SeedComparison], notes: list
         "format": "sdo-compare",
         "format_version": 1,
         "paired_by": pairing.by,
-        "pairs": [
-            {"baseline": str(a.path), "against": str(b.path)}
-            for a, b in zip(pairing.baseline, pairing.against, strict=True)
-        ],
+        "paired_by_reason": pairing.reason,
+        "baseline": [str(run.path) for run in pairing.baseline],
+        "against": [str(run.path) for run in pairing.against],
         "left_out": [str(run.path) for run in pairing.left_out],
         "notes": notes,
         "measures": measures,
@@ -139,20 +144,28 @@ def _write(out: Path, pairing: Pairing, found: list[SeedComparison], notes: list
     print(f"written to {out}: {', '.join(['compare.json', *pictures])}")
 
 
+def _count(one: PairedComparison | UnpairedComparison) -> str:
+    from analysis import PairedComparison
+
+    return str(one.n) if isinstance(one, PairedComparison) else f"{one.n_baseline}, {one.n_against}"
+
+
 def _table(found: list[SeedComparison]) -> str:
+    from analysis import PairedComparison
+
     def number(value: float | None, pattern: str) -> str:
         return "-" if value is None else pattern.format(value)
 
-    lines = [list(_HEADINGS)]
+    lines = [[*_HEADINGS, *_TESTS[isinstance(found[0].comparisons[0], PairedComparison)]]]
     for one in found:
         for i, (step, c) in enumerate(zip(one.steps, one.comparisons, strict=True)):
             interval = "-" if c.low is None else f"{c.low:+.4f} to {c.high:+.4f}"
             lines.append(
                 [
-                    *(one.measure, str(step), str(c.n)),
+                    *(one.measure, str(step), _count(c)),
                     *(f"{values[i].mean():.4f}" for values in (one.baseline, one.against)),
                     *(f"{c.mean:+.4f}", interval, number(c.t, "{:+.2f}"), number(c.p, "{:.3g}")),
-                    *(number(c.cohens_d_paired, "{:+.2f}"), f"{c.sign_flip_p:.3g}", f"{c.smallest_sign_flip_p:.3g}"),
+                    *(number(c.cohens_d, "{:+.2f}"), f"{c.resampling_p:.3g}", f"{c.smallest_resampling_p:.3g}"),
                 ]
             )
     return aligned(lines)

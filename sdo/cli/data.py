@@ -48,6 +48,10 @@ class DPOColumns:
     chat: bool | None = None
 
 
+# What TRL 1.16 reads beside prompt and answers: what it renders into the prompt, and the reference's own scores.
+READ_BY_TRL = ("tools", "chat_template_kwargs", "image", "images", "ref_chosen_logps", "ref_rejected_logps")
+
+
 @dataclass
 class Rows:
     """One split of a dataset, or slices of it.
@@ -186,7 +190,7 @@ def require_named_columns(dataset: Any, wanted: Mapping[str, str | None], id_col
 
 
 def _renamed(dataset: Any, wanted: Mapping[str, Any], chat: bool | None, tokenizer: Any, id_column: str) -> Any:
-    """Rows with the wanted columns and their ids alone; plain texts become messages where a chat is wanted."""
+    """Rows with the wanted columns, their ids and what TRL reads; texts become messages where a chat is wanted."""
     as_chat = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
 
     def cell(name: str, value: Any) -> Any:
@@ -197,4 +201,5 @@ def _renamed(dataset: Any, wanted: Mapping[str, Any], chat: bool | None, tokeniz
     def convert(row: dict[str, Any]) -> dict[str, Any]:
         return {name: cell(name, row[column]) for name, column in wanted.items()}
 
-    return dataset.map(convert, remove_columns=[c for c in dataset.column_names if c != id_column])
+    kept = {id_column, *READ_BY_TRL} - set(wanted.values())
+    return dataset.map(convert, remove_columns=[c for c in dataset.column_names if c not in kept])

@@ -19,7 +19,7 @@ import numpy as np
 from sdo.cli.demo_folder import MANIFEST, DemoFolder
 from sdo.cli.demo_summary import NAMES, summarise
 from sdo.embeddings import Embeddings
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 from sdo.organizer import SDO, Organizer, Uniform
 from sdo.wordproblems import Problem, generate
 
@@ -109,7 +109,7 @@ def _demo(args: argparse.Namespace, material: _Material, say: _Clock) -> int:
         "sdo": SDO(embeddings, k=K, seed=args.seed),
     }
     for name, organizer in organizers.items():
-        say(f"training with {_SPOKEN[name]} batches: {args.steps} steps, recorded in {out / name}")
+        say(f"training with {_SPOKEN[name]} batches: {counted(args.steps, 'step')}, recorded in {out / name}")
         model, tokenizer = material.build(args.seed)
         model.load_state_dict(weights)
         recording = _Recording(organizer, material.held_out, out / name)

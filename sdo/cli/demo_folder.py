@@ -91,7 +91,7 @@ class DemoFolder:
             if content["format"] != "sdo-demo":
                 raise ValueError
             return {self.out / str(name) for name in content["files"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{manifest} is not the list of an earlier demo; choose another folder") from error
 
     def _remove(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from sdo.cache import EmbeddingCache, cache_folder, cache_key
 from sdo.cli.outputs import check_outputs, make_folder
 from sdo.encode import LSA_MAX_CHARACTERS, lsa, zero_rows
-from sdo.errors import InputError
+from sdo.errors import InputError, counted
 from sdo.files import write_atomically
 from sdo.matrixfile import SUFFIXES, normalise_ids, write_matrix_file
 from sdo.sentence import POOLINGS, SentenceEncoder, find_model
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     selection = Selection(args.column, args.role, args.id_column, args.strip_think)
     found = survey(source, selection, limit=args.limit)
     ids = None if found.ids is None else normalise_ids(found.ids, found.rows, f"column {args.id_column!r}")
-    print(f"sdo embed: source: {source.name}, {found.rows} texts")
+    print(f"sdo embed: source: {source.name}, {counted(found.rows, 'text')}")
     made_from = {"encoder": "lsa", "options": options} if encoder is None else encoder.describe()
     key = cache_key({**made_from, "texts_sha256": found.texts_sha256, "rows": found.rows})
     make_folder(out.parent)
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         more = f" and {len(zero) - _LISTED} more" if len(zero) > _LISTED else ""
         named = ", ".join(map(str, zero[:_LISTED]))
         print(f"sdo embed: warning: zero rows: {named}{more} (all are in {record_path.name})", file=sys.stderr)
-    shape = f"{rows} rows x {dim} columns, {len(zero)} zero"
+    shape = f"{counted(rows, 'row')} x {counted(dim, 'column')}, {len(zero)} zero"
     print(f"sdo embed: wrote {shape}, to {out}; how it was made: {record_path}")
     return 0
 

@@ -18,7 +18,8 @@ WORDS = (
     "within - between: observed coherence less the mean cosine of samples of different batches of the same draw, and "
     "what the curve predicts of these batches. In brackets 95 % intervals.\n"
     "effective batch: B sum |g|^2 / |sum g|^2, B times the gradient diversity of a batch (Yin et al., "
-    "arXiv:1706.05699): B for orthogonal gradients, 1 for equal ones.\n"
+    "arXiv:1706.05699): B for orthogonal gradients, 1 for equal ones. It is no count of independent samples: what all "
+    "gradients have in common lowers it too, under uniform batches as well.\n"
     "random: SDO with random samples in the place of neighbours. It says how gradients differ, not whether training is "
     "better."
 )

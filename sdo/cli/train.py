@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 import sys
 import textwrap
 import traceback
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sdo.checkpoints import is_whole, last_checkpoint
+from sdo.belonging import match_texts, misplaced, other_texts, read_record
+from sdo.checkpoints import checkpoint_damage, last_checkpoint, later_damaged
 from sdo.cli.config import (
     OrganizerSection,
     RecorderOptions,
@@ -30,7 +30,6 @@ from sdo.embeddings import Embeddings
 from sdo.errors import InputError, error_line
 from sdo.organizer import Organizer
 from sdo.registry import OrganizerInputs, make_organizer, organizer_spec, registered_organizers
-from sdo.sources import TextDigest
 
 # What TRL, transformers and torch refuse late, with a traceback, or take without sense.
 _RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
@@ -167,31 +166,22 @@ def build_organizer(options: OrganizerSection, rows: Rows, training_seed: int) -
                 f"which {n_rows} are trained on; expected one embedding row for each dataset row; "
                 f"mend: embed the same data, or give the data a column {options.id_column!r} that names the rows"
             )
-    if options.embeddings is not None and rows.whole is not None:
-        _warn_of_other_texts(Path(options.embeddings), rows)
+    if options.embeddings is not None:
+        _check_texts(Path(options.embeddings), rows, options.id_column)
     return organizer
 
 
-def _warn_of_other_texts(path: Path, rows: Rows) -> None:
-    """Say when the record beside the embeddings shows that they were made from other texts, or in another order."""
-    try:
-        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        column, digest, count = record["column"], record["texts_sha256"], record["rows"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # no record, or one of something else
-    if record.get("strip_think") or count != len(rows.dataset) or column not in rows.dataset.column_names:
+def _check_texts(path: Path, rows: Rows, id_column: str) -> None:
+    """Hold the data against the record beside the embeddings: refuse ids that name other rows, warn of other texts."""
+    record = read_record(path)
+    if record is None:
         return
-    texts = TextDigest()
-    for text in rows.dataset[column]:
-        if not isinstance(text, str):
-            return
-        texts.add(text)
-    if texts.hexdigest() != digest:
-        print(
-            f"warning: {path} was made from other texts than column {column!r} of the data, or from the same in "
-            "another order, so rows and embeddings do not belong together; mend: sdo embed the data that is trained on",
-            file=sys.stderr,
-        )
+    own = rows.whole is None
+    found = match_texts(record, rows.dataset, rows.dataset[id_column] if own else None)
+    if own and found == "by position":
+        raise InputError(misplaced(path, record["column"], id_column))
+    if found == "no":
+        print(f"warning: {other_texts(path, record['column'])}", file=sys.stderr)
 
 
 def _read_embeddings(options: OrganizerSection, path: str, rows: Rows) -> Embeddings:
@@ -237,13 +227,20 @@ def resume_from(value: object, output_dir: str) -> str | None:
         return None
     if str(value).lower() == "true":
         last = last_checkpoint(output_dir)
+        damaged = later_damaged(Path(output_dir), last)
         if last is None:
-            raise InputError(f"{output_dir} holds no whole checkpoint to resume from; expected checkpoint-N in it")
+            passed = f": {'; '.join(damaged)}" if damaged else ""
+            raise InputError(
+                f"{output_dir} holds no whole checkpoint to resume from; expected checkpoint-N in it{passed}"
+            )
+        for line in damaged:
+            print(f"note: passed over a checkpoint that is not whole, {line}", file=sys.stderr)
         return str(last)
-    if not is_whole(Path(str(value))):
+    damage = checkpoint_damage(Path(str(value)))
+    if damage is not None:
         raise InputError(
-            f"resume_from_checkpoint is {value}, which is no checkpoint, or not a whole one; expected its folder, "
-            "or true for the last whole one"
+            f"resume_from_checkpoint is {value}, which is no whole checkpoint: {damage}; expected its folder, or true "
+            "for the last whole one"
         )
     return str(value)
 

@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdo.checkpoints import global_step, stopped_by_callback
 from sdo.cli.cells import check_cells, text_columns
 from sdo.cli.config import OrganizerSection
 from sdo.cli.data import Rows, load_rows
@@ -25,7 +27,8 @@ from sdo.cli.train import (
     read_options,
     resume_from,
 )
-from sdo.errors import InputError, error_line
+from sdo.dropped import dropped_rows, empty_dataset
+from sdo.errors import InputError, counted, error_line
 from sdo.organizer import Organizer
 from sdo.sources import split_names
 
@@ -267,6 +270,11 @@ def _build_trainer(
             peft_config=adapter,
             **extra,
         )
+    if not len(setup.trainer.train_dataset):
+        raise InputError(empty_dataset(setup.trainer, len(train_rows)))
+    lost = dropped_rows(setup.trainer, len(train_rows))
+    if lost is not None:
+        setup.say(f"note: {lost}")
 
 
 def _check_texts(rows: Rows, split: str, script: Any, training: Any, columns: Any, id_column: str) -> None:
@@ -319,18 +327,31 @@ def train(setup: Setup) -> int:
     int
         0.
     """
+    from diagnostics.launch import require_trained_tokens
     from diagnostics.signals import find_weight
 
     trainer, recorder = setup.trainer, setup.options.recorder
     with _leaving_nothing(setup):
+        require_trained_tokens(trainer.train_dataset, shifts=True)
         setup.equip()
         if recorder is not None and "weight" in recorder.signals:
             find_weight(trainer.model, recorder.weight)
-        with free_streams():
+        stopped = None if setup.resume is None else stopped_by_callback(Path(setup.resume))
+        if stopped is not None:
+            print(f"nothing was trained: {stopped}")
+            return 0
+        with free_streams(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="this run had ended at step")  # said below
             result = trainer.train(resume_from_checkpoint=setup.resume)
+    if setup.resume is not None and result.global_step == global_step(Path(setup.resume)):
+        print(
+            f"nothing was trained: the run had ended at step {result.global_step} of {trainer.state.max_steps}; "
+            "mend: a larger max_steps or num_train_epochs, or start a new run"
+        )
+        return 0
     if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
         trainer.save_model(trainer.args.output_dir)
     where = f"; run folder {recorder.out}" if recorder is not None else ""
     if trainer.is_world_process_zero():
-        print(f"{result.global_step} steps, mean training loss {result.training_loss:.4f}{where}")
+        print(f"{counted(result.global_step, 'step')}, mean training loss {result.training_loss:.4f}{where}")
     return 0

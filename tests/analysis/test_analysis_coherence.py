@@ -218,7 +218,7 @@ def test_step_summary_says_why_a_part_is_undefined():
     assert step_summary(rows_of(g)).sharing.reason == "no two steps have a sample in common"
     assert step_summary(rows_of(g, [[1], [1], [1]])).disjoint.reason == "every two steps have a sample in common"
     nameless = step_summary(rows_of(g, [[], [1], [1]]))
-    assert nameless.sharing == nameless.disjoint == Estimate(None, "1 steps carry no sample ids")
+    assert nameless.sharing == nameless.disjoint == Estimate(None, "1 step without sample ids")
     assert "successive" in step_summary(rows_of(g, step=[0, 2, 4])).lag_one.reason
     assert "0 of 0" in step_summary(rows_of(np.zeros((0, 4)))).mean.reason
     assert "0 of 2" in step_summary(rows_of(np.zeros((2, 4)))).mean.reason

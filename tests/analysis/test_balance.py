@@ -6,6 +6,7 @@ from scipy.stats import binomtest, chi2_contingency
 
 from analysis.balance import LEVEL, _difference, cluster_balance, compare_balance
 from analysis.balance_metrics import LOWER, METRICS
+from analysis.balance_results import Difference, MetricBalance
 from analysis.questions import Units
 
 
@@ -154,14 +155,24 @@ def test_averages_have_narrower_bands_than_single_answers():
 
 def test_one_cluster():
     found = cluster_balance([1, 0, 1, 1], [3, 3, 3, 3], resamples=99)
-    assert found.metrics["gap"].value == found.metrics["gini"].value == found.metrics["cv"].value == 0
-    assert found.metrics["b20"].value == 0.75
-    assert found.metrics["spread"].value is None
-    assert found.metrics["spread"].reason == "it needs at least two clusters"
-    assert found.metrics["b20"].latent is None
-    assert "at least two clusters" in found.metrics["b20"].reason
-    assert found.homogeneity.p is None
-    assert found.homogeneity.reason
+    mean = found.metrics["mean"]
+    assert (mean.value, mean.equal_band, mean.latent) == (0.75, None, None)
+    assert mean.reason == "no latent interval: it needs at least two clusters"
+    # A cv or gap of 0 would read as perfectly even, a lowest fifth of the whole as something else than the mean.
+    nothing = MetricBalance(None, None, None, None, "it needs at least two clusters")
+    assert {name: one for name, one in found.metrics.items() if name != "mean"} == dict.fromkeys(METRICS[1:], nothing)
+    assert (found.homogeneity.p, found.homogeneity.reason) == (None, nothing.reason)
+
+
+def test_two_runs_in_one_cluster_differ_in_the_mean_alone():
+    a, b = [0, 0, 1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1, 0]
+    found = compare_balance(a, b, [3] * 10, resamples=99)
+    assert found.metrics["mean"].difference == pytest.approx(0.8)
+    assert found.metrics["mean"].verdict == "better"
+    nothing = Difference(None, None, None, "undetermined", "it needs at least two clusters")
+    assert {name: one for name, one in found.metrics.items() if name != "mean"} == dict.fromkeys(METRICS[1:], nothing)
+    assert found.logit == nothing
+    assert found.verdict == "undetermined"
 
 
 def test_singletons_alone():
@@ -174,12 +185,15 @@ def test_singletons_alone():
     assert found.small.all()
 
 
-@pytest.mark.parametrize("label", [[0, 0, 0, 0], [0, 1, 2, 3]])
-def test_log_odds_have_no_spread_without_a_latent_one(label):
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [([0, 0, 0, 0], "it needs at least two clusters"), ([0, 1, 2, 3], "the metric is undefined in one of the runs")],
+)
+def test_log_odds_have_no_spread_without_a_latent_one(label, reason):
     assert cluster_balance([1, 0, 1, 1], label, resamples=99).logit is None
     found = compare_balance([1, 0, 1, 1], [0, 0, 1, 1], label, resamples=99)
     assert (found.logit.difference, found.logit.p, found.verdict) == (None, None, "undetermined")
-    assert found.logit.reason == "the metric is undefined in one of the runs"
+    assert found.logit.reason == reason
 
 
 @pytest.mark.parametrize(("value", "undefined"), [(0.0, {"cv", "gini"}), (1.0, set())])

@@ -97,6 +97,17 @@ def test_lorenz_of_nothing_says_so():
     assert "no run has a correct answer" in axes.texts[0].get_text()
 
 
+def test_one_cluster_has_neither_a_rank_nor_a_share():
+    one = cluster_balance(scores(1, 6)[0], np.zeros(6, dtype=int), resamples=99)
+    _, axes = ranked_clusters(one)
+    assert legend_of(axes) == ["accuracy, 95 % Wilson interval", f"mean over 1 cluster: {one.accuracy[0]:.3f}"]
+    assert len(axes.collections) == 1  # the interval, and no band
+    _, axes = lorenz({"a": one, "b": balance_of(9)})
+    assert [text.partition(":")[0] for text in legend_of(axes)[:2]] == ["equal accuracies", "b"]
+    _, axes = lorenz({"a": one})
+    assert "one of several clusters: nothing to share out" in axes.texts[0].get_text()
+
+
 def test_dumbbell_orders_by_the_mean_of_both_and_marks_what_is_sure(tmp_path):
     one = comparison_of(6, n=40, second=0.95)
     figure, axes = dumbbell(one, baseline="old", run="new")
@@ -117,7 +128,7 @@ def test_dumbbell_orders_by_the_mean_of_both_and_marks_what_is_sure(tmp_path):
 def test_sizes():
     _, axes = cluster_sizes([3, 8, 1, 5])
     assert axes.patches[0].get_data().values.tolist() == [8, 5, 3, 1]
-    assert legend_of(axes) == ["5 questions: 2 clusters hold fewer"]
+    assert legend_of(axes) == ["5 questions: fewer in 2 clusters"]
     assert axes.get_yscale() == "linear"
     assert "4 of them, median 4 questions" in axes.get_xlabel()
     assert cluster_sizes([1000, 1])[1].get_yscale() == "log"

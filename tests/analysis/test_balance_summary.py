@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def test_different_questions_are_paired_on_the_common_ones():
     assert found.comparisons["b"].metrics == expected.metrics
     notes = " | ".join(found.notes)
     assert "a answers 50 of 60 questions; its own values are on these" in notes
-    assert "b against a: compared on the 40 questions that both answered (10 are a's alone, 10 b's)" in notes
+    assert "b against a: compared on the 40 questions that both answered (others: 10 of a, 10 of b)" in notes
     last = found.content["per_cluster"][5]["runs"]
     assert last["a"] == {"n": 0, "accuracy": None, "interval": None, "reason": "no question of the run is here"}
     assert last["b"]["n"] == 10
@@ -131,7 +132,7 @@ def test_noise_is_shown_apart():
     assert found.content["noise"]["n"] == 10
     assert found.content["noise"]["runs"]["a"]["accuracy"] == run("a").score[:10].mean()
     assert [entry["cluster"] for entry in found.content["per_cluster"]] == [1, 2, 3, 4, 5]
-    assert "10 questions are noise (-1): shown apart, in no metric" in found.notes
+    assert "noise (-1), shown apart, in no metric: 10 questions" in found.notes
     with pytest.raises(InputError, match="no question of a is in a cluster"):
         summary([run("a", np.arange(5))], labels)
 
@@ -141,7 +142,7 @@ def test_clusters_without_predictions_and_small_ones_are_said():
     labels[10:17], labels[18:20] = 0, 9
     found = summary([run("a", np.arange(5, 40))], labels)
     notes = " | ".join(found.notes)
-    assert "25 of 60 rows have no prediction in any run" in notes
+    assert "rows without a prediction in any run: 25 of 60" in notes
     assert "clusters without a prediction in any run, left out: 2" in notes
     assert "clusters of fewer than 5 questions: 2, of one: 1" in notes
     assert {entry["cluster"]: entry["small"] for entry in found.content["per_cluster"]} == {
@@ -180,6 +181,18 @@ def test_single_answers_beside_averages_are_warned_of():
     assert not any("decoded" in note for note in summary([run("a"), run("b", seed=1)]).notes)
 
 
+def test_runs_that_are_not_measured_alike_are_said():
+    one, two, three, python = (run(name, seed=i) for i, name in enumerate("abcd"))
+    strict = replace(one, source={"format": "sample log", "metric": "acc", "filter": "none"}, notes=("said once",))
+    other = replace(two, source=dict(strict.source), notes=("said once",))
+    alike = summary([strict, other, python]).notes
+    assert not any("not measured alike" in note for note in alike)
+    assert alike.count("said once") == 1
+    folder = replace(three, source={"format": "run folder", "evaluation": "judge", "step": 3})
+    note = "the runs are not measured alike, and differ by that too (a: metric acc, filter none; c: evaluation judge, "
+    assert note + "step 3)" in summary([strict, folder]).notes
+
+
 def test_refuses_lengths_that_differ():
     embeddings = Embeddings.from_array(np.eye(5))
     with pytest.raises(InputError, match="embeddings have 5 rows, labels 60"):
@@ -188,6 +201,19 @@ def test_refuses_lengths_that_differ():
         summary([run("a")], prompts=Prompts.of(["x"]))
     with pytest.raises(InputError, match=r"sample id 30 of a \(and 29 others\) is unknown: .* have 30 rows"):
         summary([run("a")], LABELS[:30])
+
+
+def test_one_cluster_says_why_nothing_else_is_defined():
+    content = summary([run("a"), run("b", seed=1)], np.zeros(N, dtype=int)).content
+    every_null_has_a_reason(content)
+    for name in METRICS[1:]:
+        nothing = {"value": None, "equal_band": None, "latent": {"value": None, "interval": None}}
+        assert content["runs"]["a"][name] == nothing | {"reason": "it needs at least two clusters"}
+        compared = content["comparisons"][0]["metrics"][name]
+        assert (compared["difference"], compared["p"]) == (None, None)
+        assert compared["reason"] == "it needs at least two clusters"
+    assert content["runs"]["a"]["mean"]["value"] is not None
+    assert content["comparisons"][0]["metrics"]["mean"]["p"] is not None
 
 
 def test_one_cluster_and_no_right_answer():

@@ -198,7 +198,7 @@ def test_fewer_distinct_rows_than_clusters():
     rows = np.repeat(np.eye(3), [4, 2, 5], axis=0)
     found = cluster(Embeddings.from_array(rows), 5)
     assert found.labels.tolist() == [1] * 4 + [2] * 2 + [0] * 5
-    assert found.notes == ("there are 3 distinct rows: 3 clusters instead of 5",)
+    assert found.notes == ("distinct rows: 3, so 3 clusters instead of 5",)
     assert found.sizes == {0: 5, 1: 4, 2: 2}
 
 
@@ -208,7 +208,7 @@ def test_rows_without_direction_are_noise():
     rows[2, 0] = np.nan
     found = cluster(Embeddings.from_array(rows), 2)
     assert found.labels.tolist() == [0, -1, -1, 1]
-    assert found.notes == ("2 rows hold NaN or infinity or are zero: they count as noise",)
+    assert found.notes == ("rows with NaN or infinity, or zero, which count as noise: 2",)
     with pytest.raises(InputError, match="no embedding row has a direction"):
         cluster(Embeddings.from_array(np.zeros((3, 2))), 1)
 
@@ -226,7 +226,7 @@ def test_an_empty_cluster_at_the_end_is_dropped_and_said(monkeypatch):
         clusters, "_lloyd", lambda rows, centres: (np.vstack([whole(rows, centres)[0], 9 + centres[:1]]), 1)
     )
     found = cluster(embeddings, 2)
-    assert found.notes == ("1 clusters ended empty and were dropped",)
+    assert found.notes == ("clusters that ended empty and were dropped: 1",)
     assert set(found.labels) == {0, 1}
 
 

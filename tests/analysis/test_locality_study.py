@@ -95,7 +95,7 @@ def test_the_entry_is_json_with_reasons(saved, make_planned):
     json.dumps(entry, allow_nan=False)
     hidden = entry["signals"]["hidden"]
     assert hidden["series"] is None
-    assert "1 steps with a batch coherence" in hidden["series_reason"]
+    assert "1 step with a batch coherence" in hidden["series_reason"]
     assert hidden["matrix"]["redraws"] == 39
     assert len(hidden["matrix"]["binned_mean"]) == 10
     assert entry["redraws"] == 39

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import Predictions, read_predictions
+from analysis import Predictions, read_all_predictions, read_predictions
 from sdo.embeddings import Embeddings
 from sdo.errors import InputError
 
@@ -102,7 +102,10 @@ def test_whole_floats_are_ids_and_strings_in_csv_stay_strings(tmp_path):
         ({"sample_id": 1e300, "correct": 1}, "line 2: sample_id is 1"),
         ({"correct": 1}, "line 2: no column 'sample_id'; columns there: 'correct'"),
         ({"sample_id": 1, "is_correct": 1}, "line 2: no column 'correct'; columns there: 'sample_id', 'is_correct'"),
-        ({"sample_id": 0, "correct": 1}, "1 sample ids come more than once: 0; expected each question once; mend"),
+        (
+            {"sample_id": 0, "correct": 1},
+            r"sample ids come more than once: 0 \(1 of them\); expected each once; mend",
+        ),
         ({"sample_id": "a", "correct": 1}, "mix integers and strings"),
     ],
 )
@@ -167,6 +170,84 @@ def test_metric_of_the_harness(tmp_path):
         read_predictions(nothing)
 
 
+def test_default_metric_is_a_score_in_all_rows(tmp_path):
+    # The first row of bleu_diff looks like a score.
+    rows = [harness(i, bleu_diff=0.0 if i == 0 else -1.5, bleu_acc=i % 2) for i in range(4)]
+    path = jsonl(tmp_path / "samples_t.jsonl", rows)
+    assert read_predictions(path).score.tolist() == [0, 1, 0, 1]
+    assert read_predictions(path).source["metric"] == "bleu_acc"
+    with pytest.raises(InputError, match=r"line 2: bleu_diff is -1\.5; .*; metrics in \[0, 1\] there: bleu_acc; mend"):
+        read_predictions(path, metric="bleu_diff")
+    # Under the first filter nothing is a score in all rows; a hole is none.
+    rows = [harness(i, "none", acc=None if i else 1.0) for i in range(2)] + [
+        harness(i, "strict", acc=1) for i in (0, 1)
+    ]
+    got = read_predictions(jsonl(tmp_path / "b.jsonl", rows))
+    assert (got.source["filter"], got.score.tolist()) == ("strict", [1, 1])
+    only = jsonl(tmp_path / "c.jsonl", [harness(i, bleu=float(30 * i)) for i in range(2)])
+    with pytest.raises(
+        InputError, match=r"c\.jsonl: no metric whose values lie in \[0, 1\] in all rows; .* none \(filter"
+    ):
+        read_predictions(only)
+
+
+def filtered(path, *filters, n=6, **more):
+    """A log in which the answer of question i is right under a filter where i is at least its length, modulo 5."""
+    return jsonl(
+        path, [harness(i, one, exact_match=float(i >= len(one) % 5), **more) for one in filters for i in range(n)]
+    )
+
+
+def test_logs_whose_filters_stand_in_another_order_are_read_by_one(tmp_path):
+    paths = [
+        filtered(tmp_path / "a.jsonl", "strict-match", "flexible-extract"),
+        filtered(tmp_path / "b.jsonl", "flexible-extract", "strict-match"),
+    ]
+    first, second = read_all_predictions(paths)
+    assert first.score.tolist() == second.score.tolist() == [0, 0, 1, 1, 1, 1]
+    said = "one measure for the 2 sample logs: metric exact_match, filter strict-match"
+    assert first.notes[0] == second.notes[0] == said
+    assert [one.source["path"] for one in (first, second)] == [str(path) for path in paths]
+    asked = read_all_predictions(paths, names=["x", "y"], filter="flexible-extract")
+    assert [one.score.tolist() for one in asked] == [[0, 1, 1, 1, 1, 1]] * 2
+    assert [one.name for one in asked] == ["x", "y"]
+
+
+def test_one_measure_from_what_all_logs_have(tmp_path):
+    one = filtered(tmp_path / "a.jsonl", "strict-match", "none")
+    two = filtered(tmp_path / "b.jsonl", "none")
+    assert {got.source["filter"] for got in read_all_predictions([one, two])} == {"none"}
+    several = jsonl(tmp_path / "c.jsonl", [harness(0, "none", acc=1.0, acc_norm=0.0)])
+    other = jsonl(tmp_path / "d.jsonl", [harness(0, "none", acc=7.0, acc_norm=1.0)])
+    assert [got.source["metric"] for got in read_all_predictions([several, other])] == ["acc_norm"] * 2
+    assert read_predictions(several).source["metric"] == "acc"
+    with pytest.raises(InputError, match=r"d\.jsonl, line 1: acc is 7\.0"):
+        read_all_predictions([several, other], metric="acc")
+    with pytest.raises(InputError) as caught:
+        read_all_predictions([one, several])
+    assert "a.jsonl: exact_match (filter strict-match), exact_match (filter none); " in str(caught.value)
+    assert "c.jsonl: acc, acc_norm (filter none); mend: --metric" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(InputError, match=r"b\.jsonl has no filter 'strict-match'; filters there: none; mend"):
+        read_all_predictions([one, two], filter="strict-match")
+    with pytest.raises(
+        InputError, match=r"c\.jsonl, line 1: no metric 'exact_match'; metrics in \[0, 1\] there: acc, acc"
+    ):
+        read_all_predictions([one, several], metric="exact_match")
+
+
+def test_options_of_another_kind_of_file_are_refused(tmp_path):
+    table = jsonl(tmp_path / "a.jsonl", [{"sample_id": 0, "correct": 1}])
+    log = jsonl(tmp_path / "b.jsonl", [harness(0, acc=1)])
+    for option in ({"metric": "acc"}, {"filter": "none"}, {"evaluation": "x"}, {"step": 3}):
+        with pytest.raises(InputError, match=r"^--\w+ \w+: it is for (sample logs|run folders).*, and none came; mend"):
+            read_predictions(table, **option)
+    assert [len(one) for one in read_all_predictions([table, log], metric="acc")] == [1, 1]
+    for wrong in ({"paths": []}, {"paths": str(table)}, {"paths": [table], "names": ["a", "b"]}):
+        with pytest.raises(InputError, match="with one for each run"):
+            read_all_predictions(**wrong)
+
+
 def test_run_folder(make_run):
     run = make_run()
     path = evaluations(
@@ -182,7 +263,7 @@ def test_run_folder(make_run):
     assert got.name == "run"
     assert got.score.tolist() == [0, 1, 0]
     assert got.by_position
-    assert got.notes == ("run: run folder, evaluation correct, step 9 of 2 evaluated",)
+    assert got.notes == ("run: run folder, evaluation correct, step 9, of 2 evaluated steps",)
     assert read_predictions(path, step=4).score.tolist() == [0, 0, 0]
     assert read_predictions(path, evaluation="judge").score.tolist() == [0.5, 0.5, 0.5]
     with pytest.raises(InputError, match=r"correct was not evaluated at step 5; the last steps are 4, 9; mend: --step"):
@@ -193,6 +274,42 @@ def test_run_folder(make_run):
         read_predictions(path, evaluation="x")
     with pytest.raises(InputError, match=r"score is 2\.5"):
         read_predictions(path, evaluation="loss")
+
+
+def test_run_folders_are_read_at_the_latest_step_that_all_have(make_run):
+    one = evaluations(make_run("one"), [(step, "correct", 0, step / 100) for step in (10, 20, 30)])
+    two = evaluations(make_run("two"), [(step, "correct", 0, step / 100) for step in (10, 20)])
+    got = read_all_predictions([one, two])
+    assert [run.score.tolist() for run in got] == [[0.2], [0.2]]
+    assert got[0].notes[0] == (
+        "one measure for the 2 run folders: evaluation correct, step 20, the latest that all have "
+        "(the last of any is 30)"
+    )
+    assert read_predictions(one).source["step"] == 30
+    assert [run.source["step"] for run in read_all_predictions([one, two], step=10)] == [10, 10]
+    with pytest.raises(InputError, match=r"not evaluated at step 30 in all of them; .*one: 10, 20, 30; .*two: 10, 20;"):
+        read_all_predictions([one, two], step=30)
+    three = evaluations(make_run("three"), [(15, "correct", 0, 1.0), (15, "judge", 0, 0.25)])
+    with pytest.raises(
+        InputError, match=r"at no step that all have; the last steps are .*one: 10, 20, 30; .*three: 15; m"
+    ):
+        read_all_predictions([one, three])
+
+
+def test_run_folders_are_read_by_an_evaluation_that_all_have(make_run):
+    both = [(5, "correct", 0, 1.0), (5, "judge", 0, 0.25), (5, "loss", 0, 2.5)]
+    one, two = evaluations(make_run("one"), both), evaluations(make_run("two"), both[1:])
+    got = read_all_predictions([one, two])
+    assert [run.source["evaluation"] for run in got] == ["judge", "judge"]
+    assert "one measure for the 2 run folders: evaluation judge, step 5" in got[1].notes
+    assert read_predictions(one).source["evaluation"] == "correct"
+    three = evaluations(make_run("three"), both[2:])
+    with pytest.raises(InputError) as caught:
+        read_all_predictions([one, three])
+    assert "one: correct, judge, loss (with all scores in [0, 1]: correct, judge); " in str(caught.value)
+    assert "three: loss (with all scores in [0, 1]: none); mend: --evaluation NAME" in str(caught.value)
+    with pytest.raises(InputError, match="no evaluation 'correct' in all of them; there: "):
+        read_all_predictions([one, two], evaluation="correct")
 
 
 def test_run_folder_without_an_evaluation_that_fits(make_run):
@@ -215,7 +332,7 @@ def predictions(ids, **options):
 
 def test_rows_by_number():
     assert predictions([2, 0]).rows(3).tolist() == [2, 0]
-    with pytest.raises(InputError, match=r"sample id 3 of run \(and 1 others\) is unknown: .* expected 0 to 2"):
+    with pytest.raises(InputError, match=r"sample id 3 of run \(and 1 other\) is unknown: .* expected 0 to 2"):
         predictions([2, 3, -1]).rows(3)
     with pytest.raises(InputError, match="are strings such as 'a'"):
         predictions(["a", "b"]).rows(3)

@@ -376,9 +376,12 @@ class Recorded:
             lambda module, args, kwargs: self.arguments.update(kwargs), with_kwargs=True
         )
         overflow = use_loss_scaler(self.trainer, self.case) if self.case.overflow is not None else spy
+        announced: Any = contextlib.nullcontext()
+        if not self.case.tells_loss:
+            announced = pytest.warns(UserWarning, match="losses of the steps are not recorded: .* call has no labels")
         started = time.perf_counter()
         try:
-            with scoring_trained_positions() if self.case.trained_positions else contextlib.nullcontext():
+            with announced, scoring_trained_positions() if self.case.trained_positions else contextlib.nullcontext():
                 self.trainer.train(**kwargs)
         finally:
             self.seconds = time.perf_counter() - started

@@ -179,15 +179,26 @@ def test_a_second_forward_of_the_same_batch_is_no_new_micro_batch():
     assert heard == [first, equal]
 
 
-def test_tokens_that_carry_a_loss_are_counted():
-    def collate(items):
-        return {"labels": torch.tensor([[5, -100, 7, 8], [-100, -100, -100, 9]])}
+LABELS = torch.tensor([[5, -100, 7, 8], [-100, -100, -100, 9]])
 
-    loader = DataLoader(Plain(2), batch_size=2, collate_fn=collate)
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "labels"),
+    [
+        ({"labels": LABELS}, (2, 1), (3, 1)),  # for a causal language model the first position predicts nothing
+        ({"labels": LABELS, "shift_labels": LABELS.roll(-1, dims=1)}, (3, 1), (3, 1)),
+        ({"labels": torch.tensor([2, -100])}, (1, 0), (1, 0)),
+        ({"labels": torch.tensor([0.5, 1.5])}, (1, 1), (1, 1)),
+        ({"completion_mask": torch.tensor([[0, 1, 1], [1, 1, 0], [0, 0, 1], [0, 0, 0]])}, (3, 1), (3, 2)),
+        ({}, None, None),
+    ],
+    ids=["positions", "shifted before", "one each", "a value each", "two sequences each", "nothing"],
+)
+def test_tokens_that_carry_a_loss_are_counted(fields, tokens, labels):
+    loader = DataLoader(Plain(2), batch_size=2, collate_fn=lambda items: dict(fields))
     IdChannel(Echo()).install(loader)
     (batch,) = loader
-    # The first position predicts nothing.
-    assert batch[BATCH_KEY] == BatchIds((0, 1), (2, 1))
+    assert batch[BATCH_KEY] == BatchIds((0, 1), tokens, labels=labels)
 
 
 def test_two_models_hear_their_own_batches():

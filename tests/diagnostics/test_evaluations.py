@@ -7,14 +7,15 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from diagnostics import evaluations
 from diagnostics.evaluations import HeldOut
 from diagnostics.kinds import PLAIN
+from diagnostics.losses import LossReader
 from diagnostics.processes import Processes
 
 
 @pytest.fixture
 def held(monkeypatch):
     """An output is the list of its batch's scores."""
-    monkeypatch.setattr(evaluations, "held_out_scores", lambda output, kwargs, kind: output)
-    return HeldOut(PLAIN, Processes())
+    monkeypatch.setattr(evaluations, "held_out_scores", lambda output, kwargs, kind, reader: output)
+    return HeldOut(PLAIN, Processes(), LossReader(torch.nn.Linear(1, 1), PLAIN))
 
 
 def loader(sampler, size=2):
@@ -46,3 +47,30 @@ def test_scores_of_rows_that_are_not_known_are_dropped_with_a_warning(held, samp
     held.hold([0.5, 1.5], batch())
     with pytest.warns(UserWarning, match="once and in order"):
         assert held.end(loader(sampler)) == {}
+
+
+def test_a_pass_that_tells_nothing_is_not_the_batchs(held):
+    """TRL's trainer first calls the model without labels where it smooths them."""
+    one, two = batch(), batch()
+    for output in (None, [0.5], [9.0]):
+        held.hold(output, one)
+    for output in (None, None, [1.5]):
+        held.hold(output, two)
+    assert held.end(loader(SequentialSampler(range(2)))) == {0: 0.5, 1: 1.5}
+
+
+@pytest.mark.parametrize(
+    ("output", "reason", "why"),
+    [
+        (None, "the model's call has no labels", "are not recorded: the model's call has no labels"),
+        (None, None, "its forward passes do not tell them"),
+        ([None, None], None, "none of its samples has a token that carries a loss"),
+    ],
+)
+def test_an_evaluation_that_leaves_nothing_behind_says_so_once(held, output, reason, why):
+    held.reader.reason = reason
+    held.hold(output, batch())
+    with pytest.warns(UserWarning, match=why):
+        assert held.end(loader(SequentialSampler(range(2)))) == {}
+    held.hold(output, batch())
+    assert held.end(loader(SequentialSampler(range(2)))) == {}

@@ -7,11 +7,12 @@ import pytest
 pytest.importorskip("trl")
 
 from accelerate.state import DistributedType
+from datasets import Dataset
 from transformers import TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import launch
-from diagnostics.launch import check_launch, process_refusals
+from diagnostics.launch import check_launch, process_refusals, require_trained_tokens
 from sdo import InputError
 
 LAUNCHES = [
@@ -93,3 +94,37 @@ def test_arguments_as_users_make_them(tmp_path):
         "accelerator_config has dispatch_batches=True",
         "accelerator_config has even_batches=False",
     ]
+
+
+IDS = [[5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "shifts"),
+    [
+        ([[-100, -100, -100], [-100, -100]], False),
+        ([[5, -100, -100], [8, -100]], True),  # nothing predicts a row's first token
+    ],
+)
+def test_a_dataset_of_which_nothing_is_trained_is_refused(labels, shifts):
+    dataset = Dataset.from_dict({"input_ids": IDS, "labels": labels})
+    with pytest.raises(InputError, match=r"no token of the training dataset's 2 row\(s\) is .*; mend: look at"):
+        require_trained_tokens(dataset, shifts=shifts)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shifts"),
+    [
+        ({"input_ids": IDS, "labels": [[-100, -100, -100], [-100, 9]]}, True),
+        ({"input_ids": IDS, "labels": [[5, -100, -100], [8, -100]]}, False),
+        ({"input_ids": IDS, "labels": [[1], [0]]}, True),  # a label of the whole row, in a list
+        ({"input_ids": IDS, "labels": [1, 0]}, True),
+        ({"input_ids": IDS}, True),  # a collator makes the labels
+        ({"input_ids": [], "labels": []}, True),
+        ({"labels": [[-100], [-100]]}, True),
+    ],
+)
+def test_other_datasets_pass(columns, shifts):
+    for dataset in (Dataset.from_dict(columns), Dataset.from_dict(columns).with_format("torch")):
+        assert require_trained_tokens(dataset, shifts=shifts) is None
+    assert require_trained_tokens([{"labels": [-100]}], shifts=shifts) is None

@@ -13,9 +13,9 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments
-from trl import SFTConfig
+from trl import SFTConfig, SFTTrainer
 
-from diagnostics import GradientRecorder, sketch
+from diagnostics import GradientRecorder, doctor, kinds, sketch
 from diagnostics.launch import check_launch
 from diagnostics.runlog import RunLog, StepRow
 from sdo.errors import InputError
@@ -247,6 +247,47 @@ def test_each_evaluation_of_each_dataset_is_there_once(runs):
     names = [f"eval_{name}_loss" for name in ("single", "several")]
     logged = {(step, name) for step, logs in runs("fused").logs for name in names if name in logs}
     assert found == logged >= {(step, name) for step in (0, 3) for name in names}
+
+
+LOSSES_OF_ONES_OWN = {
+    "smoothed": ({"smoothing": 0.1, "args": {"label_smoothing_factor": 0.1}}, {}),
+    "own": ({}, {"compute_loss_func": lambda outputs, labels, num_items_in_batch: outputs.logits.square().mean()}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", list(LOSSES_OF_ONES_OWN))
+def test_scores_of_sft_are_plain_likelihoods_whatever_is_trained(kit, tmp_path, name):
+    """TRL then calls the model twice with each batch, and without labels first."""
+    options, more = LOSSES_OF_ONES_OWN[name]
+    args = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2, **options.get("args", {})}
+    case = kit.Case(max_steps=2, **{**options, "args": args})
+    recorded = kit.Recorded(tmp_path, case, **more).train()
+    for dataset in ("single", "several"):
+        held_out = recorded.trainer.eval_dataset[dataset]
+        truth = [recorded.truth.held_out(2, row["input_ids"], row["labels"]) for row in held_out]
+        rows = recorded.rows("evaluations", step=2, name=f"eval_{dataset}_loss")
+        assert [row["sample_id"] for row in rows] == list(range(len(truth)))
+        assert [row["score"] for row in rows] == pytest.approx([nll / tokens for nll, tokens in truth], rel=1e-5)
+    assert recorded.info["meaning"] == kinds.kind_of(SFTTrainer).describe()
+
+
+def test_a_first_step_that_trains_no_token_is_warned_of(kit, tmp_path):
+    recorded = kit.Recorded(tmp_path, kit.Case(trainer="right", max_steps=1))
+    rows = [{**row, "labels": [-100] * len(row["labels"])} for row in recorded.trainer.train_dataset]
+    recorded.trainer.train_dataset = rows  # no column of labels that could be looked at before
+    with pytest.warns(UserWarning, match=r"no token of the 4 sample\(s\) of the first step is trained on"):
+        recorded.train()
+    assert recorded.rows("steps")[0]["tokens"] == 0
+
+
+def test_a_dataset_of_which_nothing_is_trained_is_refused(kit, tmp_path):
+    recorded = kit.Recorded(tmp_path, kit.Case(trainer="right", max_steps=1))
+    trainer = recorded.trainer
+    trainer.train_dataset = trainer.train_dataset.map(lambda row: {"labels": [-100] * len(row["labels"])})
+    assert_refused(recorded, InputError, r"no token of the training dataset's 14 row\(s\) is trained on")
+    assert not recorded.folder.exists()
+    assert "no token of the training dataset's 14 row(s)" in doctor(trainer).refused[0]
 
 
 def test_evaluation_outside_training_records_nothing(kit, tmp_path):

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis import Run
 from diagnostics import runlog
 from diagnostics.runlog import GradientRow, RunLog, StepRow, check_free
 from sdo.errors import InputError
@@ -386,8 +387,8 @@ def test_resume_refuses_what_it_cannot_continue(tmp_path):
     assert snapshot(run) == before
     RunLog.resume(run, 5, INFO)
     for text, message in [
-        ("{", "is not JSON"),
-        ("[]", "has format None"),
+        ("{", "cannot be read as JSON"),
+        ("[]", "does not describe a run"),
         (
             json.dumps({**INFO, "format": "sdo-run", "format_version": 2}),
             "version 2; expected 'sdo-run', version 1",
@@ -685,3 +686,101 @@ def test_a_process_that_dies_hard(tmp_path):
     assert len(list(tmp_path.rglob(".*.tmp"))) == 1
     RunLog.resume(tmp_path / "run", 2)
     assert list(tmp_path.rglob(".*.tmp")) == []
+
+
+# ---------------------------------------------------------------------- what a folder lacks, or holds twice
+
+
+@pytest.fixture
+def closed(tmp_path, monkeypatch):
+    """A finished run of nine steps in parts of three, two organizer epochs, one evaluation."""
+    monkeypatch.setattr(runlog, "FLUSH_STEPS", 3)
+    signals = {name: {**one, "sketch": {"kind": "identity"}} for name, one in INFO["signals"].items()}
+    log = RunLog.create(tmp_path / "run", {**INFO, "signals": signals, "first_step": 0})
+    for step in range(9):
+        record(log, step, epoch=step // 5)
+        if step == 4:
+            log.add_exposure(0, [0, 1], [1, 1], [1, 1], [True, True])
+    log.add_evaluation(6, "loss", [0, 1], [0.5, 0.25])
+    log.add_exposure(1, [0, 1], [2, 2], [2, 2], [True, True])
+    log.close()
+    Run.open(log.path).check()
+    return log.path
+
+
+def copy_part(run, stream, number, name):
+    shutil.copy(parts(run / stream)[number], run / stream / name)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+BREAKS = {
+    "an early part is gone": (lambda run: parts(run / "gradients/weight")[0].unlink(), "lacks the steps 0 to 2"),
+    "one in the middle": (lambda run: parts(run / "gradients/model.norm-x")[1].unlink(), "lacks the steps 3 to 5"),
+    "a part of steps is gone": (lambda run: parts(run / "steps")[1].unlink(), "lacks .*3 to 5"),
+    "a part was copied": (
+        lambda run: copy_part(run, "steps", 0, "part-00000001-00000002.parquet"),
+        "holds step 1 in two parts",
+    ),
+    "copied as another process's": (
+        lambda run: copy_part(run, "gradients/weight", 1, "part-r1-00000003-00000005.parquet"),
+        "lacks the steps 0 to 2",
+    ),
+    "exposure is gone": (lambda run: shutil.rmtree(run / "exposure"), "exposure holds 0 rows, run.json counts 4"),
+    "evaluations are gone": (lambda run: shutil.rmtree(run / "evaluations"), "evaluations holds 0 rows"),
+    "steps are gone": (lambda run: shutil.rmtree(run / "steps"), "steps"),
+    "an early part is cut off": (lambda run: cut(parts(run / "gradients/weight")[0]), "cannot be read"),
+    "a copy beside": (
+        lambda run: copy_part(run, "evaluations", 0, "part-00000007-00000007.parquet"),
+        "evaluations holds 4 rows, run.json counts 2: a part was copied in",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_readers_and_resuming_hold_a_folder_to_the_same_contract(closed, name):
+    damage, message = BREAKS[name]
+    damage(closed)
+    with pytest.raises(InputError, match=message):
+        Run.open(closed).check()
+    if name != "a copy beside":  # a run that goes on may hold more than it counted, if it died in between
+        before = snapshot(closed)
+        with pytest.raises(InputError, match=message if name != "steps are gone" else "lacks 7 of the steps before 7"):
+            RunLog.resume(closed, 7)
+        assert snapshot(closed) == before
+
+
+def test_run_json_counts_the_rows_on_disk(closed):
+    counted = {"steps": 9, "exposure": 4, "evaluations": 2, "gradients/weight": 27, "gradients/model.norm-x": 9}
+    assert info_of(closed)["rows"] == counted
+    on_disk = {name: sum(pq.read_metadata(part).num_rows for part in parts(closed / name)) for name in counted}
+    assert on_disk == counted
+
+
+def test_a_resumed_run_counts_what_it_kept(closed):
+    log = RunLog.resume(closed, 7)
+    kept = {"steps": 7, "exposure": 2, "evaluations": 2, "gradients/weight": 21, "gradients/model.norm-x": 7}
+    assert info_of(closed)["rows"] == kept
+    for step in (7, 8):
+        record(log, step, epoch=1)
+    log.close()
+    assert info_of(closed)["rows"]["steps"] == 9
+    Run.open(closed).check()
+
+
+def test_a_killed_run_that_wrote_more_than_it_counted_is_whole(closed):
+    info = info_of(closed)
+    info["rows"]["steps"], info["status"] = 6, "running"
+    (closed / "run.json").write_text(json.dumps(info))
+    Run.open(closed).check()
+    assert RunLog.resume(closed, 8).info["rows"]["steps"] == 8
+
+
+def test_a_folder_of_an_earlier_version_counts_nothing_and_is_read(closed):
+    info = info_of(closed)
+    del info["rows"]
+    (closed / "run.json").write_text(json.dumps(info))
+    Run.open(closed).check()
+    assert RunLog.resume(closed, 6).info["rows"]["steps"] == 6

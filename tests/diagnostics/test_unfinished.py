@@ -173,7 +173,8 @@ def test_scores_given_in_parts_after_resuming_are_all_kept(kit, tmp_path):
     first = kit.Recorded(tmp_path, case).train()
     first.recorder.log_evaluation("correct", 4, [0, 1, 2], [0, 0, 0])
     again = kit.Recorded(tmp_path, case)
-    again.trainer.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-4"))
+    with pytest.warns(UserWarning, match="this run had ended at step 4 of 4"):
+        again.trainer.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-4"))
     for part in ([0, 1], [2, 3]):
         again.recorder.log_evaluation("correct", 4, part, [1, 1])
     rows = [row for row in again.rows("evaluations") if row["name"] == "correct"]

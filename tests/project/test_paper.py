@@ -1,8 +1,10 @@
 """The paper's experiment: its settings, a tiny model through each setting's `paper` scale, its tables and its page."""
 
 import dataclasses
+import hashlib
 import json
 import math
+import re
 import sys
 import types
 
@@ -14,16 +16,18 @@ pytest.importorskip("trl", reason="benchmarks/paper trains with TRL")
 
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from scipy import integrate, stats
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig
 
 from benchmarks.paper import __main__ as command
 from benchmarks.paper import cell as cells_module
 from benchmarks.paper import material as material_module
-from benchmarks.paper import on_cpu
-from benchmarks.paper.cell import finished, result_file
+from benchmarks.paper import on_cpu, starts
+from benchmarks.paper.cell import finished, joins, result_file, start_of
+from benchmarks.paper.claims import CLAIMS, Finding, finding
 from benchmarks.paper.claims import Test as ClaimTest
-from benchmarks.paper.claims import finding
 from benchmarks.paper.correctness import answers_right
 from benchmarks.paper.figures import (
     Measure,
@@ -38,7 +42,7 @@ from benchmarks.paper.figures import (
     series_r,
 )
 from benchmarks.paper.material import Material, embed, pick, write_rows
-from benchmarks.paper.page import DOCS, write
+from benchmarks.paper.page import DOCS, origin, write
 from benchmarks.paper.pictures import curves
 from benchmarks.paper.settings import FOLDER, load, merged
 from benchmarks.paper.tables import markdown
@@ -313,12 +317,62 @@ def test_families_share_no_prompt_and_leave_a_model(tmp_path, monkeypatch):
     assert len(np.load(tmp_path / "m" / "embeddings.npy")) == 16
     assert (tmp_path / "m" / "model" / "model.safetensors").is_file()
     assert material_module.prepare(wanted, tmp_path / "m", tmp_path) == made
+    _a_kept_start_gives_the_same_material(wanted, made, tmp_path, monkeypatch)
     with pytest.raises(InputError, match="holds other material"):
         material_module.prepare({**wanted, "train": 8}, tmp_path / "m", tmp_path)
     with pytest.raises(InputError, match="no 60 different questions"):
         material_module.prepare({**wanted, "train": 100, "held_out": 20}, tmp_path / "n", tmp_path)
     with pytest.raises(InputError, match=r"material\.make is 'magic'"):
         material_module.prepare({"make": "magic"}, tmp_path / "o", tmp_path)
+
+
+def _a_kept_start_gives_the_same_material(wanted, made, tmp_path, monkeypatch):
+    """Kept, taken and checked: rounded weights and embeddings come back as they were kept, or not at all."""
+    monkeypatch.setattr(starts, "FOLDER", tmp_path / "kept")
+    starts.keep(tmp_path / "m" / "model", tmp_path / "m" / "embeddings.npy", tmp_path / "kept" / "mine")
+    begun = {**wanted, "start": "mine"}
+    taken = material_module.prepare(begun, tmp_path / "t", tmp_path)
+    assert taken.about["parameters"] == made.about["parameters"]
+    same = ("train.jsonl", "test.jsonl", "tokenizer.json")
+    assert {taken.about[name] for name in same} == {made.about[name] for name in same}
+    rounded = {key: one.bfloat16().float() for key, one in load_file(tmp_path / "m" / "model" / starts.WEIGHTS).items()}
+    read = AutoModelForCausalLM.from_pretrained(taken.model, dtype="auto")
+    assert {one.dtype for one in read.parameters()} == {torch.float32}
+    assert all(torch.equal(read.state_dict()[key], one) for key, one in rounded.items())
+    slow = hashlib.sha256()
+    for key, one in sorted(rounded.items()):
+        slow.update(f"{key} {list(one.shape)}\n".encode() + one.numpy().tobytes())
+    assert taken.about["start"] == slow.hexdigest() == starts.weights_digest(tmp_path / "kept" / "mine")
+    assert np.load(tmp_path / "t" / "embeddings.npy").dtype == np.float16
+    with pytest.raises(
+        InputError, match=r"^the weights of .*model have the SHA-256 [0-9a-f]{64}; expected 0123; mend: [^\n]*$"
+    ):
+        material_module.prepare({**begun, "digests": {"start": "0123"}}, tmp_path / "u", tmp_path)
+    with pytest.raises(InputError, match="there is no kept start"):
+        material_module.prepare({**wanted, "start": "nothing"}, tmp_path / "v", tmp_path)
+    save_file({key: one + 1 for key, one in rounded.items()}, tmp_path / "t" / "model" / starts.WEIGHTS)
+    with pytest.raises(InputError, match=r"weights of .*model have the SHA-256"):  # changed after it was made
+        material_module.prepare(begun, tmp_path / "t", tmp_path)
+    (tmp_path / "t" / "model" / starts.WEIGHTS).unlink()
+    with pytest.raises(InputError, match=r"holds no \.safetensors file"):
+        material_module.prepare(begun, tmp_path / "t", tmp_path)
+
+
+def test_what_is_kept_in_git_is_what_the_settings_name(tmp_path):
+    """The kept files against the digests, and that every small setting names its start."""
+    for name in SETTINGS:
+        material = load(name, "small").material
+        assert re.fullmatch("[0-9a-f]{64}", material["digests"]["start"])
+        if "start" in material:
+            kept = starts.FOLDER / material["start"]
+            digest = hashlib.sha256((kept / starts.EMBEDDINGS).read_bytes()).hexdigest()
+            assert digest == material["digests"]["embeddings.npy"]
+            assert len(np.load(kept / starts.EMBEDDINGS)) == material["train"]
+    assert starts.unpack_model("families-small", tmp_path / "model") == 2_557_632
+    digests = load("families", "small").material["digests"]
+    assert starts.weights_digest(tmp_path / "model") == digests["start"]
+    assert hashlib.sha256((tmp_path / "model" / "tokenizer.json").read_bytes()).hexdigest() == digests["tokenizer.json"]
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 1024
 
 
 def _trained_on(material):
@@ -331,7 +385,8 @@ def test_short_questions_are_taken_with_their_embeddings(gsm8k, tmp_path, monkey
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "gsm8k").symlink_to(gsm8k)
-    _, tokenizer = build([problem.prompt for problem in generate(20, seed=0)], seed=0, hidden=16, layers=1, vocab=300)
+    model, tokenizer = build([p.prompt for p in generate(20, seed=0)], seed=0, hidden=16, layers=1, vocab=300)
+    model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     monkeypatch.setattr(material_module, "smollm2", lambda shared: str(tmp_path / "model"))
 
@@ -502,9 +557,17 @@ def test_holm_is_the_step_down_rule():
 @pytest.mark.parametrize(
     ("sdo", "said", "needed"),
     [
-        ([0.80, 0.82, 0.81], "as claimed", "–"),
-        ([1.20, 1.22, 1.21], "the other way", "–"),
-        ([1.20, 0.83, 1.01], "undetermined", "more than 0.473 is unlikely; the published 0.1 takes 29 seeds"),
+        ([0.80, 0.82, 0.81], "as claimed", "excludes the published 0.1, which is smaller"),
+        ([0.90, 0.91, 0.90], "as claimed", "–"),
+        ([0.95, 0.96, 0.95], "as claimed", "excludes the published 0.1, which is larger"),
+        ([1.20, 1.22, 1.21], "the other way", "excludes the published 0.1"),
+        ([1.01, 0.99, 1.00], "undetermined", "more than 0.027 in the claim's direction is unlikely; excludes the"),
+        ([0.98, 0.93, 0.94], "undetermined", "holds 0 and the published 0.1"),
+        (
+            [1.20, 0.83, 1.01],
+            "undetermined",
+            "more than 0.449 in the claim's direction is unlikely; to tell the published 0.1 from 0 takes 29 seeds",
+        ),
         ([1.0, 1.001, 1.002], "undetermined", "the differences do not vary"),
         ([0.8], "no verdict", "more seeds"),
         ([], "not measured", "cells of sdo"),
@@ -519,13 +582,87 @@ def test_a_verdict_is_read_off_the_interval(sdo, said, needed):
     assert needed in found.more
 
 
-def test_a_difference_that_would_have_shown_is_said():
-    ends = {"uniform": [1.0, 1.0, 1.0], "sdo": [0.99, 1.01, 1.0]}
-    cells = [_made(arm, seed, [2.0, end]) for arm, each in ends.items() for seed, end in enumerate(each)]
+def test_a_measure_that_is_alike_in_every_cell_says_nothing():
     test = ClaimTest("mine", "sdo", "uniform", score("eval_loss", -1, "loss", "lower"), None, 0.5)
-    assert "the published 0.5 would have shown" in finding(test, {"mine": cells}).more
     floor = [_made(arm, s, [2.0, 0.0]) for arm in ("uniform", "sdo") for s in range(3)]
     assert finding(test, {"mine": floor}).more == "0.000 in every cell: it says nothing here"
+
+
+def test_a_bound_is_that_of_the_claims_side():
+    """The claim is a lower loss: 0.4 more loss is not what leaves the claim open, and 0.05 less is."""
+    cells = [_made("uniform", s, [2.0, 1.0]) for s in range(3)]
+    cells += [_made("sdo", s, [2.0, 1.0 + x]) for s, x in enumerate((0.10, 0.175, 0.25))]
+    for expected, bound in (("lower", "0.011"), ("higher", "0.361")):
+        test = ClaimTest("mine", "sdo", "uniform", score("eval_loss", -1, "loss", "lower"), expected)
+        assert finding(test, {"mine": cells}) == Finding(
+            "+0.175 [-0.011, +0.361] (3)",
+            "undetermined",
+            f"more than {bound} in the claim's direction is unlikely",
+            pytest.approx(stats.ttest_1samp([0.10, 0.175, 0.25], 0.0).pvalue),
+        )
+
+
+def _slow_power(n, size):
+    """Power of the two-sided paired t-test from the definition, by integration over the standard deviation seen."""
+    bound, shift = stats.t.ppf(0.975, n - 1), size * math.sqrt(n)
+    seen = np.sqrt(stats.chi2.ppf((np.arange(20_000) + 0.5) / 20_000, n - 1) / (n - 1))
+    return float(np.mean(stats.norm.sf(bound * seen - shift) + stats.norm.cdf(-bound * seen - shift)))
+
+
+def test_every_row_of_the_page_agrees_with_its_cells_and_its_own_words():
+    """Each row against the JSON files: difference, interval, sign, verdict, bound, published value, seeds."""
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    part = page[page.index("## Claim by claim") : page.index("### The published balance figures")]
+    rows = [line[2:-2].split(" | ") for line in part.splitlines() if re.match(r"\| [a-z]+-small", line)]
+    cells = {
+        folder.name: [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+        for folder in cells_module.RESULTS.iterdir()
+        if folder.is_dir()
+    }
+    tests = [test for claim in CLAIMS for test in claim.tests]
+    known = [test for test in tests if any(cell["arm"] == test.arm for cell in cells.get(test.setting, ()))]
+    assert len(known) == len(rows) > 50
+    for test, (setting, what, shown, verdict, _, words) in zip(known, rows, strict=True):
+        assert (setting, what) == (test.setting, f"{test.measure.label}: {test.arm} − {test.baseline}")
+        by_arm = {arm: {} for arm in (test.arm, test.baseline)}
+        for cell in cells[setting]:
+            by_arm.setdefault(cell["arm"], {})[cell["seed"]] = test.measure.of(cell)
+        both = sorted(set(by_arm[test.arm]) & set(by_arm[test.baseline]))
+        gaps = np.array([by_arm[test.arm][seed] - by_arm[test.baseline][seed] for seed in both])
+        if len(gaps) == 1:
+            assert (verdict, words) == ("no verdict", "more seeds")
+            continue
+        if np.ptp(gaps) == 0:
+            assert verdict == "undetermined"
+            assert "says nothing" in words
+            continue
+        # What is printed, from the cells.
+        reach = stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
+        low, high = gaps.mean() - reach, gaps.mean() + reach
+        digits = test.measure.digits
+        assert shown.strip("*") == f"{gaps.mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}] ({len(gaps)})"
+        assert shown.startswith("**") == (not low <= 0 <= high)
+        # What is said, from what is printed.
+        wanted_higher = {"higher": True, "lower": False}[test.expected or test.measure.better]
+        if low <= 0 <= high:
+            assert verdict == "undetermined"
+            bound = re.search(r"more than ([\d.]+) in the claim's direction is unlikely", words)
+            assert float(bound[1]) == pytest.approx(high if wanted_higher else -low, abs=0.51 * 10**-digits)
+        else:
+            assert verdict.removesuffix(", alone") == ("as claimed" if (low > 0) == wanted_higher else "the other way")
+            assert "unlikely" not in words
+        claimed = None if test.published is None else test.published * (1 if wanted_higher else -1)
+        outside = claimed is not None and not low <= claimed <= high
+        assert ("excludes the published" in words) == outside
+        needed = re.search(r"from 0 takes ([\d,]+) seeds", words)
+        if claimed is None or outside or verdict != "undetermined":
+            assert needed is None
+        else:
+            count = int(needed[1].replace(",", ""))
+            assert count > len(gaps)
+            size = test.published / gaps.std(ddof=1)
+            assert _slow_power(count, size) > 0.8 - 1e-3
+            assert _slow_power(count - 1, size) < 0.8 + 1e-3
 
 
 def test_cells_that_were_made_in_another_way_are_not_compared(tmp_path):
@@ -537,6 +674,50 @@ def test_cells_that_were_made_in_another_way_are_not_compared(tmp_path):
         file.write_text(json.dumps({"arm": cell.arm, "run": {"learning_rate": rate}}), encoding="utf-8")
     with pytest.raises(InputError, match=r"sdo-419.json was made with run = .*2e-05.* expected one for all cells"):
         finished(setting, tmp_path)
+
+
+def test_cells_of_different_starts_are_not_compared(tmp_path):
+    """Recorded as the digest of the weights, as that of their file, or not at all: then the setting's own."""
+    setting = load("sft", "small")
+    named, (first, second) = setting.material["digests"]["start"], list(setting.cells())[:2]
+
+    def keep(cell, **material):
+        file = result_file(setting, cell, tmp_path)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps({"arm": cell.arm, "seed": cell.seed, "material": material}), encoding="utf-8")
+
+    keep(first)
+    keep(second, start=named)
+    assert [start_of(setting, cell) for cell in finished(setting, tmp_path)] == [named, named]
+    joins(setting, Material(tmp_path, "m", {"start": named}), tmp_path)
+    words = (
+        r"^a new cell starts from weights 77, uniform-419\.json from [0-9a-f]{64}; expected one start for all [^\n]*$"
+    )
+    with pytest.raises(InputError, match=words):
+        joins(setting, Material(tmp_path, "m", {"start": "77"}), tmp_path)
+    for other in ({"weights": "77"}, {"start": "77"}):
+        keep(second, **other)
+        with pytest.raises(InputError, match=r"sdo-419\.json starts from weights 77, uniform-419\.json from"):
+            finished(setting, tmp_path)
+    keep(first, start=named, **{"embeddings.npy": "a"})
+    keep(second, start=named, **{"embeddings.npy": "b"})
+    with pytest.raises(InputError, match=r"sdo-419\.json was made with embeddings\.npy = b, uniform-419\.json with a"):
+        finished(setting, tmp_path)
+
+
+def test_no_cell_is_trained_that_could_not_be_compared(tmp_path, monkeypatch, capsys):
+    """The start of families-small's stored cells is lost: nothing is added to them, and nothing is trained."""
+    setting = load("families", "small")
+    monkeypatch.setattr(command, "prepare", lambda *_: Material(tmp_path, "m", {"start": "77"}))
+    monkeypatch.setattr(command, "run", lambda *_: pytest.fail("it trained"))
+    assert command.main(["run", "families", "--work", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "families-small: every cell is measured\n"
+    monkeypatch.setattr(command, "result_file", lambda *_: tmp_path / "missing")
+    assert command.main(["run", "families", "--work", str(tmp_path)]) == 2
+    assert "a new cell starts from weights 77, uniform-419.json from d11d9417" in capsys.readouterr().err
+    text = origin(setting, finished(setting))
+    assert "weights and embeddings were not kept, and could not be made again" in text
+    assert setting.material["digests"]["start"] in text
 
 
 def test_undefined_figures_are_left_out_of_tables():
@@ -556,6 +737,40 @@ def test_the_page_is_made_of_the_committed_figures(tmp_path):
     for file in files[1:]:
         assert file.read_bytes()[:4] == b"\x89PNG"
         assert (DOCS / file.name).is_file()
+
+
+def test_the_readmes_tables_are_those_of_the_cells():
+    """Every figure of the tables under "Does it hold?" from the JSON files, by scipy."""
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    part = readme[readme.index("## Does it hold?") : readme.index("## Trainers and launches")]
+    tables = [block.splitlines() for block in part.split("\n\n") if block.startswith("| |")]
+    arms = {"SDO": "sdo", "no exposure": "no-exposure", "static graph": "static-graph"}
+    arms |= {"uniform": "uniform", "random locality": "locality-random"}
+    coherences = {
+        f"{kind} coherence, `hidden`": ("signals", "hidden", f"{kind}_coherence") for kind in ("batch", "step")
+    }
+    for (head, _, *rows), label in zip(tables, ("families", "sft"), strict=True):
+        cells = finished(load(label, "small"))
+        for line in rows:
+            name, uniform, *differences = line.strip("| ").split(" | ")
+            words = re.sub(r" \(15 steps\)", "", name)
+            if words.startswith("mean of"):
+                measure = mean_score("eval_loss", "loss", "lower")
+                assert int(words.split()[2]) == len(cells[0]["checkpoints"]) - 1
+            elif words in coherences:
+                path = coherences[words] + (("mean",) if words.startswith("step") else ())
+                measure = inside(*path, label="coherence")
+            else:
+                steps = [point["step"] for point in cells[0]["checkpoints"]]
+                measure = score("eval_loss", steps.index(int(words.split()[-1])), "loss", "lower")
+            by_arm = {arm: {c["seed"]: measure.of(c) for c in cells if c["arm"] == arm} for arm in arms.values()}
+            assert uniform == f"{np.mean(list(by_arm['uniform'].values())):.3f}"
+            for arm, text in zip(head.strip("| ").split(" | ")[1:], differences, strict=True):
+                pairs = np.array([(one, by_arm["uniform"][seed]) for seed, one in by_arm[arms[arm]].items()])
+                test = stats.ttest_rel(pairs[:, 0], pairs[:, 1])
+                low, high = test.confidence_interval(0.95)
+                expected = f"{np.mean(pairs[:, 0] - pairs[:, 1]):+.3f} [{low:.3f}, {high:.3f}]".replace("-", "−")
+                assert text == (expected if low <= 0 <= high else f"**{expected}**")
 
 
 def test_later_checkpoints_alone_speak_of_arms_that_part_late():

@@ -9,7 +9,7 @@ pytest.importorskip("datasets")
 
 import datasets
 
-from sdo.checkpoints import dataset_digest, is_whole, last_checkpoint
+from sdo.checkpoints import checkpoint_damage, dataset_digest, last_checkpoint, later_damaged, stopped_by_callback
 
 ROWS = [[i, i + 1, 2 * i] for i in range(600)]
 
@@ -31,15 +31,69 @@ def test_the_last_is_the_one_with_the_largest_number(tmp_path):
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
 
 
-@pytest.mark.parametrize("text", ["", '{"global_step": 5', "[]", "{}", "\x00\x00"])
+@pytest.mark.parametrize("text", ["", '{"global_step": 5', "[]", "{}", "\x00\x00", "[" * 100_000])
 def test_one_that_was_cut_off_is_passed_over(tmp_path, text):
     """A process that is killed while it saves leaves a folder without a state, or with half of one."""
     whole = save(tmp_path, 4)
     cut = save(tmp_path, 5, text)
     (tmp_path / "checkpoint-6").mkdir()
-    assert is_whole(whole)
-    assert not is_whole(cut)
+    assert checkpoint_damage(whole) is None
+    assert "trainer_state.json" in checkpoint_damage(cut)
     assert last_checkpoint(tmp_path) == whole
+    assert later_damaged(tmp_path, whole) == [
+        f"{tmp_path / 'checkpoint-6'}: trainer_state.json is missing",
+        f"{cut}: {checkpoint_damage(cut)}",
+    ]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A whole checkpoint 4, and a later one with weights, optimizer and random state as transformers writes them."""
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    save(tmp_path, 4)
+    checkpoint = save(tmp_path, 6)
+    safetensors.save_file({"a": torch.arange(6.0), "b": torch.ones(2, 2)}, checkpoint / "model.safetensors")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save({"state": torch.arange(50.0)}, checkpoint / name)
+    return checkpoint
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
+@pytest.mark.parametrize("kept", [0, 5, 0.5, -1])
+def test_one_whose_weights_or_optimizer_are_cut_off_is_passed_over(tmp_path, saved, name, kept):
+    """A machine that dies can leave files of the right name whose end never reached the disk."""
+    assert checkpoint_damage(saved) is None
+    file = saved / name
+    content = file.read_bytes()
+    file.write_bytes(content[: int(kept * len(content)) if isinstance(kept, float) else kept])
+    assert checkpoint_damage(saved) == f"{name} is cut off"
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+
+
+def test_a_shard_that_is_gone_is_named(saved):
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
+    (saved / "model.safetensors").rename(saved / "model-00001-of-00002.safetensors")
+    assert checkpoint_damage(saved) == "model-00002-of-00002.safetensors is missing"
+    (saved / "model.safetensors.index.json").write_text("[" * 100_000)
+    assert checkpoint_damage(saved) == "model.safetensors.index.json cannot be read"
+
+
+def test_files_of_another_kind_are_taken_as_they_are(saved):
+    (saved / "old.bin").write_bytes(b"\x80\x02old pickle")
+    (saved / "vocab.json").write_text("cut")
+    assert checkpoint_damage(saved) is None
+    assert checkpoint_damage(saved.parent / "checkpoint-9") == "there is no such folder"
+
+
+@pytest.mark.parametrize(("step", "last", "stop"), [(3, 9, True), (9, 9, True), (3, 9, False)])
+def test_a_run_that_a_callback_stopped_is_told_from_one_that_ended(tmp_path, step, last, stop):
+    control = {"TrainerControl": {"args": {"should_training_stop": stop}, "attributes": {}}}
+    state = {"global_step": step, "max_steps": last, "stateful_callbacks": control}
+    found = stopped_by_callback(save(tmp_path, step, json.dumps(state)))
+    said = f"a callback had stopped the run at step {step} of {last}; mend: start a new run to train on"
+    assert found == (said if stop and step < last else None)
 
 
 def digest(rows, ids=None, **more):

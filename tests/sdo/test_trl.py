@@ -27,6 +27,7 @@ from torch.utils.data import RandomSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
+from analysis import Run
 from diagnostics import GradientRecorder, doctor
 from diagnostics.batch_ids import _channels
 from sdo import SDO, Embeddings, InputError, OrganizedSampler, Uniform, attach
@@ -1099,3 +1100,49 @@ def test_a_checkpoint_of_the_first_version_is_continued(make, tmp_path, name):
     second.train(resume_from_checkpoint=str(state.parent))
     assert [sorted(batch) for batch in second.probe.batches] == [sorted(handle.plan.batch(t)) for t in (3, 4, 5)]
     assert handle.trained.tolist() == handle.plan.counts(6).tolist()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("organized", [True, False])
+def test_a_run_resumed_at_its_end_trains_nothing(make, tmp_path, organized, recorded):
+    """transformers looks at max_steps after a step only: each resume trained one more."""
+
+    def trainer(**changes):
+        made = make(save_strategy="steps", save_steps=2, max_steps=6, **changes)
+        if organized:
+            attach(made, sdo())
+        if recorded:
+            made.add_callback(GradientRecorder(tmp_path / "run"))
+        return made
+
+    first = trainer()
+    first.train()
+    assert len(first.probe.steps) == 6
+    last = str(tmp_path / "out" / "checkpoint-6")
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*.parquet"))}
+    if not organized and not recorded:
+        return  # transformers' own affair
+    for _ in range(2):
+        again = trainer()
+        with pytest.warns(UserWarning, match="this run had ended at step 6 of 6: nothing was trained"):
+            again.train(resume_from_checkpoint=last)
+        assert again.probe.steps == []
+        assert again.state.global_step == 6
+    after = {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*.parquet"))}
+    assert {path.name for path in after} == {path.name for path in before}
+    if recorded:
+        run = Run.open(tmp_path / "run")
+        run.check()
+        assert run.steps().column("step").to_pylist() == list(range(6))
+        assert run.info["status"] == "finished"
+
+
+def test_a_lower_end_than_the_checkpoint_trains_nothing(make, tmp_path):
+    first = make(save_strategy="steps", save_steps=2, max_steps=4)
+    attach(first, sdo())
+    first.train()
+    again = make(max_steps=3)
+    attach(again, sdo())
+    with pytest.warns(UserWarning, match="this run had ended at step 4 of 3"):
+        again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
+    assert again.probe.steps == []

@@ -337,6 +337,18 @@ def test_the_weakest_clusters_come_with_three_prompts(predictions):
     assert f"question {10 * weakest['clusters'][0]}" in page.words
 
 
+def test_one_cluster_is_no_balance():
+    score = np.arange(12) % 2.0
+    runs = [Predictions(name, np.arange(12), one) for name, one in (("before", score), ("after", 1 - score))]
+    summary = summarise_balance(runs, given_labels(np.zeros(12, dtype=int)), resamples=99)
+    page = build_report({}, balance=summary).html
+    assert "balance undetermined (it needs at least two clusters)" in page
+    assert "No homogeneity test for before and after: it needs at least two clusters." in page
+    assert "12 questions (12 distinct) in 1 cluster<" in page
+    assert "after has one cluster, so none is weaker than another." in page
+    assert "1 clusters" not in page
+
+
 def test_balance_that_fails_leaves_the_runs_standing(runs, predictions, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no ink")
@@ -406,6 +418,19 @@ def test_rewards_in_training_are_not_shown_as_evaluations(make_training):
     assert "eval_dataset" not in words
 
 
+def test_evaluations_at_other_steps_are_no_comparison(make_training):
+    runs = {}
+    for name, steps in (("uniform", (5, 10)), ("sdo", (5, 15)), ("third", (5, 15))):
+        writer = make_training(name, steps=20, organizer={"name": name, "options": {}})
+        writer.evaluations("eval_loss", {step: np.full(3, 1 / step) for step in steps})
+        runs[name] = Run.open(writer.path)
+    words = Page(build_report(runs).html).words
+    assert "Last is not the same step in all runs, so it compares none: 10 of uniform and 15 of sdo and third." in words
+    assert "First is not the same" not in words
+    del runs["uniform"]
+    assert "not the same step" not in Page(build_report(runs).html).words
+
+
 @pytest.fixture
 def scored(make_training):
     """Six seeds of two kinds of run, evaluated twice; the second kind is better by about 0.5."""
@@ -457,15 +482,17 @@ def test_common_seeds_are_compared_and_the_others_named(scored):
     assert as_many["measures"] == entry["measures"]
 
 
-def test_runs_that_cannot_be_paired_are_named_and_nothing_fails(scored):
+def test_runs_that_seeds_do_not_pair_are_compared_as_groups(scored):
     uneven = {
         name: run for name, run in scored.items() if name in ("sdo-0", "sdo-1", "uniform-3", "uniform-4", "uniform-5")
     }
     report = build_report(uneven)
     assert report.failed == ()
     entry = report.numbers["sections"]["seeds"]["against"]["sdo"]
-    assert entry["measures"] is None
-    assert "expected as many of each" in entry["reason"]
+    assert (entry["pairs"], entry["paired_by"]) == (None, None)
+    assert entry["paired_by_reason"] == "the sides have no seed in common"
+    assert [one["n_baseline"] for one in entry["measures"]["eval_loss"]] == [3, 3]
+    assert "as two groups, since seeds do not pair them" in report.html
 
 
 def of_dataset(make_training, name, fingerprint, seed=1, organizer="sdo"):

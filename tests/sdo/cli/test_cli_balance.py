@@ -160,6 +160,37 @@ def test_sample_logs_and_run_folders_beside_files(desk, capsys):
     assert "cut off in writing" in capsys.readouterr().err
 
 
+def test_logs_of_one_model_whose_filters_stand_in_another_order_do_not_differ(desk, capsys):
+    rng = np.random.default_rng(0)
+    strict = rng.random(N) < 0.4
+    right = {"strict-match": strict, "flexible-extract": strict | (rng.random(N) < 0.3)}
+    for name, order in (("a", list(right)), ("b", list(right)[::-1])):
+        rows = [
+            {"doc_id": i, "resps": [], "filter": one, "metrics": ["exact_match"], "exact_match": float(right[one][i])}
+            for one in order
+            for i in range(N)
+        ]
+        (desk / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert call("a.jsonl b.jsonl --labels L.npy --out out") == 0
+    content, printed = read(desk / "out"), capsys.readouterr().out
+    (compared,) = content["comparisons"]
+    assert compared["metrics"]["mean"]["difference"] == 0
+    assert {one["verdict"] for one in compared["metrics"].values()} == {"undetermined"}
+    said = "one measure for the 2 sample logs: metric exact_match, filter strict-match"
+    assert content["notes"].count(said) == printed.count(f"note: {said}\n") == 1
+    assert call("a.jsonl b.jsonl --labels L.npy --out again --filter flexible-extract") == 0
+    assert read(desk / "again")["runs"]["b"]["mean"]["value"] == pytest.approx(
+        np.mean([right["flexible-extract"][np.load("L.npy") == k].mean() for k in range(6)])
+    )
+    (desk / "c.jsonl").write_text("".join(json.dumps(row | {"filter": "none"}) + "\n" for row in rows[:N]))
+    capsys.readouterr()
+    assert call("a.jsonl c.jsonl --labels L.npy --out never") == 2
+    error = capsys.readouterr().err
+    assert "a.jsonl: exact_match (filter strict-match), exact_match (filter flexible-extract); c.jsonl: exact" in error
+    assert len(error.splitlines()) == 1
+    assert not (desk / "never").exists()
+
+
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
@@ -206,10 +237,11 @@ def test_names_of_runs(tmp_path, monkeypatch, argv, names):
         ("sdo.jsonl --labels L.npy --near-duplicate nan --out out", "--near-duplicate nan"),
         ("sdo.jsonl --labels L.npy --step 5 --out out", "--step 5: it is for run folders, and none came"),
         ("sdo.jsonl --labels L.npy --evaluation x --out out", "--evaluation x: it is for run folders"),
+        ("sdo.jsonl --labels L.npy --metric acc --out out", "--metric acc: it is for sample logs of lm-eval"),
         ("sdo.jsonl --labels L.npy --out q.jsonl", "is a file; expected a folder"),
         ("sdo.jsonl --labels L.npy --out .", "holds files"),
         ("sdo.jsonl --labels short.npy --out out", "sample id 5 of sdo (and 84 others) is unknown"),
-        ("sdo.jsonl --labels L.npy --prompts few.jsonl --column question --out out", "holds 1 texts"),
+        ("sdo.jsonl --labels L.npy --prompts few.jsonl --column question --out out", "holds 1 text,"),
         ("sdo.jsonl --embeddings E.npy --labels short.npy --out out", "embeddings have 90 rows, labels 5"),
     ],
 )
@@ -221,6 +253,26 @@ def test_wrong_input_is_one_line_and_writes_nothing(desk, capsys, argv, message)
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (desk / "out").exists()
+
+
+def test_one_cluster_is_said_in_the_singular_and_with_reasons(desk, pictures, capsys):
+    np.save("one.npy", np.append(np.zeros(N - 1, dtype=int), -1))
+    assert call("uniform.jsonl sdo.jsonl --labels one.npy --out out") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("89 questions in 1 cluster\n")
+    assert "in no metric: 1 question\n" in printed
+    assert printed.count("  - for B-20%, CV, Gini, gap, latent spread: it needs at least two clusters\n") == 3
+    assert "verdict on balance: undetermined: it needs at least two clusters" in printed
+    assert "0.000" not in printed
+    assert read(desk / "out")["failed"] == []
+
+
+def test_a_dash_has_its_reason_below(desk, capsys):
+    (desk / "none.jsonl").write_text("".join(json.dumps({"sample_id": i, "correct": 0}) + "\n" for i in range(N)))
+    assert call("none.jsonl sdo.jsonl --labels L.npy --out out") == 0
+    printed = capsys.readouterr().out
+    assert "  - for CV, Gini: the mean is 0\n" in printed
+    assert "  - for CV, Gini: the metric is undefined in one of the runs\n" in printed
 
 
 def test_too_few_resamples(desk, capsys):

@@ -46,7 +46,7 @@ def test_compares_each_checkpoint(sides, tmp_path, capsys):
     assert call("--baseline", *baseline, "--against", *against[::-1], "--out", out) == 0
     report = json.loads((out / "compare.json").read_text())
     assert report["paired_by"] == "seed"
-    assert [pair["against"] for pair in report["pairs"]] == list(map(str, against))
+    assert report["against"] == list(map(str, against))
     (measure,) = report["measures"]
     first, second = measure["checkpoints"]
     assert (first["step"], first["n"]) == (4, 3)
@@ -76,20 +76,30 @@ def test_a_side_of_several_kinds_and_other_settings_are_said_aloud(sides, capsys
     assert "differ in more than their batches: trainer learning_rate is" in printed
 
 
-def test_order_is_said_aloud_when_seeds_do_not_pair(tmp_path, capsys):
-    sides = [[write(tmp_path / f"{side}{i}", 7, {4: [float(i)]}) for i in range(6)] for side in "ab"]
-    assert call("--baseline", *sides[0], "--against", *sides[1]) == 0
+def test_groups_are_said_aloud_when_seeds_do_not_pair(tmp_path, capsys):
+    sides = [
+        [write(tmp_path / f"{side}{i}", 7, {4: [float(i * i + (side == "b"))]}) for i in range(6)] for side in "ab"
+    ]
+    assert call("--baseline", *sides[0], "--against", *sides[1], "--out", tmp_path / "out") == 0
     printed = capsys.readouterr().out
-    assert "paired by order" in printed
-    assert str(sides[1][5]) in printed
+    assert "do not pair the runs (a side has a seed twice): the sides are compared as two groups" in printed
+    assert "p (Welch)" in printed
     assert "few" not in printed
+    report = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert (report["paired_by"], report["paired_by_reason"]) == (None, "a side has a seed twice")
+    # The order of the runs on a side is of no account.
+    assert call("--baseline", *sides[0][::-1], "--against", *sides[1][2:], *sides[1][:2]) == 0
+    again = capsys.readouterr().out
+    assert again.splitlines()[1] == printed.splitlines()[1]
+    assert call("--baseline", *sides[0][:3], "--against", *sides[1][:2]) == 0
+    assert "3 and 2 runs are few: no permutation p can be below 0.1" in capsys.readouterr().out
 
 
 def test_runs_without_a_partner_of_their_seed_are_left_out_and_named(sides, tmp_path, capsys):
     baseline, against = sides
     assert call("--baseline", *baseline, "--against", *against[:2], "--out", tmp_path / "out") == 0
     report = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert [pair["against"] for pair in report["pairs"]] == list(map(str, against[:2]))
+    assert report["against"] == list(map(str, against[:2]))
     assert report["left_out"] == [str(baseline[2])]
     assert f"no run of their seed: {baseline[2]}" in capsys.readouterr().out
 
@@ -99,7 +109,7 @@ def test_wrong_input(sides, tmp_path):
     other = [write(tmp_path / f"o{s}", s, {4: [1.0]}, name="accuracy") for s in (1, 2, 3)]
     for first, second, message in (
         (baseline[:1], against[:1], "one seed gives no verdict"),
-        (baseline[:1], against[1:], "1 baseline runs and 2"),
+        (baseline[:1], against[1:], "1 and 2 runs are to be compared; expected at least two of each"),
         (baseline, baseline, "came twice"),
         (baseline, other, "no evaluation in common"),
         ([tmp_path / "gone", *baseline], against, "is not a folder"),

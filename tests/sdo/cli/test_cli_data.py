@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import pytest
 pytest.importorskip("datasets")
 
 import datasets
+from datasets import Dataset
 
 from sdo.cli.config import parse_organizer
-from sdo.cli.data import load_rows
+from sdo.cli.data import DPOColumns, SFTColumns, as_completions, as_pairs, load_rows
 from sdo.cli.train import build_organizer
 from sdo.errors import InputError
 from sdo.sources import Selection, open_source
@@ -148,3 +150,24 @@ def test_two_columns_of_one_name_are_refused_wherever_the_file_lies(tmp_path, mo
     for name, there in (("a.csv", "a.csv"), ("folder", "folder/train.csv")):
         with pytest.raises(InputError, match=f"^dataset_name {there}: 'q' stands there 2 times; expected each"):
             load(name, "train")
+
+
+def test_columns_that_trl_reads_stay_beside_named_ones():
+    """huggingface/trl#3597, #6259: tools are rendered into the prompt, so that without them it is another prompt."""
+    own = {
+        "tools": ['[{"type": "function"}]'],
+        "chat_template_kwargs": [{"enable_thinking": False}],
+        "ref_chosen_logps": [-1.0],
+        "sample_id": [7],
+    }
+    chat = [{"role": "user", "content": "u"}]
+    rows = Dataset.from_dict({"q": [chat], "a": ["x"], "b": ["y"], "note": ["n"], **own})
+    tokenizer = SimpleNamespace(chat_template="x")
+    named = as_completions(rows, SFTColumns("q", "a"), tokenizer, id_column="sample_id", what="data")
+    assert set(named.column_names) == {"prompt", "completion", *own}
+    assert named[0]["tools"] == own["tools"][0]
+    pairs = as_pairs(rows, DPOColumns("q", "a", "b"), tokenizer, id_column="sample_id", what="data")
+    assert set(pairs.column_names) == {"prompt", "chosen", "rejected", *own}
+    # A column that is named as a prompt is one, whatever it is called.
+    odd = as_completions(rows, SFTColumns("tools", "a"), tokenizer, id_column="sample_id", what="data")
+    assert set(odd.column_names) == {"prompt", "completion", *own} - {"tools"}

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -538,6 +539,15 @@ def test_malformed_data(here, capsys, training):
     assert training == []
 
 
+@pytest.mark.parametrize("recorder", [None, RECORDER])
+def test_rows_of_nothing_but_empty_texts(here, capsys, training, recorder):
+    """TRL trains them to a loss of 0."""
+    write_rows(here / "train.jsonl", [Row("", "")] * N)
+    assert f"no token of the training dataset's {N} row(s) is trained on" in refused(capsys, sft, recorder=recorder)
+    assert training == []
+    assert not (here / "run").exists()
+
+
 def test_an_empty_evaluation_split(here, capsys, training):
     """Found before training, not at the first evaluation."""
     line = refused(
@@ -685,3 +695,12 @@ def test_embeddings_of_the_same_rows_in_another_order_are_warned_of(here, capsys
     given = {"organizer": {"embeddings": "F.npy"}, "recorder": {"out": "wrong"}}
     assert sft("--max_steps", 1, "--dataset_name", "reversed.jsonl", **given) == 0
     assert "F.npy was made from other texts than column 'question' of the data" in capsys.readouterr().err
+
+
+def test_rows_that_trl_drops_are_said_aloud(here, capsys):
+    long = [*PROBLEMS[:-2], *(replace(p, prompt=p.prompt + " more" * 400) for p in PROBLEMS[-2:])]
+    write_rows(here / "train.jsonl", long)
+    assert sft(max_length=200, max_steps=1) == 0
+    assert "note: TRL dropped 2 of 20 rows: rows whose completion lies beyond max_length=200" in capsys.readouterr().out
+    assert sft(max_length=2, max_steps=1) == 2
+    assert "the training dataset is empty: TRL dropped all 20 rows whose completion lies" in capsys.readouterr().err
