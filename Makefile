@@ -20,7 +20,7 @@ export GOMP_SPINCOUNT ?= 0
 setup: $(STAMP)
 
 $(STAMP): $(CONSTRAINTS) pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "sdo-toolkit needs Python 3.11 or later; $(PYTHON) is %d.%d. Mend: make PYTHON=/path/to/python3.11" % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "sdo-toolkit needs Python 3.11 or later; $(PYTHON) is %d.%d. Fix: make PYTHON=/path/to/python3.11" % v[:2])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'

@@ -105,7 +105,7 @@ def summarise_balance(
     names = [run.name for run in runs]
     reference = names[0] if baseline is None else baseline
     if reference not in names:
-        raise InputError(f"no run is called {reference!r}; expected one of {', '.join(names)}; mend: --baseline")
+        raise InputError(f"no run is called {reference!r}; expected one of {', '.join(names)}; fix: --baseline")
     N = len(clustering.labels)
     for what, there in (("embeddings", embeddings), ("prompts", None if prompts is None else prompts.texts)):
         if there is not None and len(there) != N:
@@ -342,7 +342,7 @@ def _per_cluster(
         entry: dict[str, Any] = {"cluster": label, "n": size, "small": size < SMALL, "runs": runs}
         entry["example_rows"] = central[label]
         if prompts is None:
-            entry |= {"keywords": None, "examples": None, "reason": "no prompts were given; mend: --prompts"}
+            entry |= {"keywords": None, "examples": None, "reason": "no prompts were given; fix: --prompts"}
         else:
             examples = [shown_text(prompts.texts[row]) for row in central[label]]
             entry |= {"keywords": words[label], "examples": examples}

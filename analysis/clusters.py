@@ -116,7 +116,7 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     if len(valid) < len(embeddings):
         notes.append(f"rows with NaN or infinity, or zero, which count as noise: {len(embeddings) - len(valid)}")
     if not len(valid):
-        raise InputError("no embedding row has a direction; expected finite, non-zero rows; mend: embed again")
+        raise InputError("no embedding row has a direction; expected finite, non-zero rows; fix: embed again")
     keys = raw_keys(seed, _CLUSTERS, 0, len(embeddings))
     fitted = np.sort(valid[np.argsort(keys[valid], kind="stable")[: _ROWS_PER_CENTRE * k]])
     rows = embeddings.unit[fitted].astype(np.float64)
@@ -164,7 +164,7 @@ def read_labels(path: str | os.PathLike[str]) -> Clustering:
     """
     file = Path(path)
     if not file.is_file():
-        raise InputError(f"labels {file}: no such file; expected a .npy file with one integer a row; mend: numpy.save")
+        raise InputError(f"labels {file}: no such file; expected a .npy file with one integer a row; fix: numpy.save")
     try:
         array = np.load(file, allow_pickle=False)
     except (ValueError, EOFError, OSError, OverflowError) as error:

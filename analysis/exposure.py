@@ -221,7 +221,7 @@ def _pools(described: Mapping[str, Any], record: Path) -> dict[int, int]:
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise InputError(
             f"{record}: epochs is {json.dumps(epochs):.40}; expected a list of organizer_epoch and pool, as sdo plan "
-            "writes it; mend: write the plan anew, or remove this record"
+            "writes it; fix: write the plan anew, or remove this record"
         ) from error
 
 

@@ -43,7 +43,7 @@ def zeros(shape: tuple[int, int]) -> NDArray[np.float32]:
     except OSError as error:
         raise InputError(
             f"{size / 2**30:.1f} GiB of sketches do not fit into {tempfile.gettempdir()} ({error.strerror}); expected "
-            "room for a temporary file; mend: set TMPDIR to a folder that has it"
+            "room for a temporary file; fix: set TMPDIR to a folder that has it"
         ) from error
     return np.frombuffer(mapped, dtype=np.float32).reshape(shape)
 

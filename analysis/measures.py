@@ -36,7 +36,7 @@ def common_metric(
     """
     for file, filters in held.items():
         if under is not None and under not in filters:
-            raise InputError(f"{file} has no filter {under!r}; filters there: {', '.join(filters)}; mend: --filter")
+            raise InputError(f"{file} has no filter {under!r}; filters there: {', '.join(filters)}; fix: --filter")
     there = list(held.values())
     common = _in_each([list(filters) for filters in there]) if under is None else [under]
     for one in common:
@@ -53,7 +53,7 @@ def common_metric(
     }
     raise InputError(
         f"{_which(said)}: no metric whose values lie in [0, 1] in all rows{_in_all(said)}; metrics in [0, 1] there: "
-        f"{_listed(said)}; mend: --metric, --filter, or give logs that have one"
+        f"{_listed(said)}; fix: --metric, --filter, or give logs that have one"
     )
 
 
@@ -88,7 +88,7 @@ def common_evaluation(
             folder: f"{', '.join(names)} (with all scores in [0, 1]: {', '.join(usable[folder]) or 'none'})"
             for folder, names in held.items()
         }
-        raise InputError(f"{_which(said)}: {which}; there: {_listed(said)}; mend: --evaluation NAME")
+        raise InputError(f"{_which(said)}: {which}; there: {_listed(said)}; fix: --evaluation NAME")
     return evaluation
 
 
@@ -118,11 +118,11 @@ def common_step(held: Mapping[str, Sequence[int]], evaluation: str, step: int | 
     if step is None:
         raise InputError(
             f"{_which(said)}: {evaluation} was evaluated at no step that all have; the last steps are {_listed(said)}; "
-            "mend: give runs that were evaluated at the same step"
+            "fix: give runs that were evaluated at the same step"
         )
     raise InputError(
         f"{_which(said)}: {evaluation} was not evaluated at step {step}{_in_all(said)}; the last steps are "
-        f"{_listed(said)}; mend: --step"
+        f"{_listed(said)}; fix: --step"
     )
 
 

@@ -83,7 +83,7 @@ class Predictions:
         if self.ids.dtype.kind == "U":
             raise InputError(
                 f"sample ids of {self.name} are strings such as {str(self.ids[0])!r:.40}, but nothing says which row "
-                "each means; expected row numbers; mend: give --embeddings that were made with --id-column"
+                "each means; expected row numbers; fix: give --embeddings that were made with --id-column"
             )
         outside = np.flatnonzero((self.ids < 0) | (self.ids >= count))
         if len(outside):
@@ -91,7 +91,7 @@ class Predictions:
             others = counted(len(outside) - 1, "other")
             raise InputError(
                 f"sample id {first} of {self.name} (and {others}) is unknown: embeddings or labels have "
-                f"{counted(count, 'row')}; expected 0 to {count - 1}; mend: give those of the whole evaluation set"
+                f"{counted(count, 'row')}; expected 0 to {count - 1}; fix: give those of the whole evaluation set"
             )
         return self.ids
 
@@ -188,7 +188,7 @@ def read_all_predictions(
     ):
         for option, value in asked.items():
             if value is not None and not there:
-                raise InputError(f"--{option} {value}: it is for {kinds}, and none came; mend: leave it out")
+                raise InputError(f"--{option} {value}: it is for {kinds}, and none came; fix: leave it out")
     of_logs, of_folders = iter(_by_metric(logs, metric, filter)), iter(_by_evaluation(folders, evaluation, step))
     found = []
     for one, path in zip(opened, paths, strict=True):
@@ -235,7 +235,7 @@ def _id(value: Any, where: str) -> int | str:
         raise InputError(f"{where}: sample_id {came}; expected an integer or a string")
     if not -(2**63) <= value < 2**63:
         raise InputError(
-            f"{where}: sample_id is {value!r:.40}; expected an integer of 64 bits or a string; mend: put it in quotes"
+            f"{where}: sample_id is {value!r:.40}; expected an integer of 64 bits or a string; fix: put it in quotes"
         )
     return value
 
@@ -276,7 +276,7 @@ def _checked(
         named = ", ".join(repr(one) for one in twice[:_NAMED].tolist())
         raise InputError(
             f"{where}: sample ids come more than once: {named:.200} ({len(twice)} of them); expected each once; "
-            "mend: write the mean over a question's answers as its score"
+            "fix: write the mean over a question's answers as its score"
         )
     return Predictions(name, array, np.array(scores, dtype=np.float64), by_position, notes)
 
@@ -318,7 +318,7 @@ class _SampleLog:
         ids: list[int] = []
         scores: list[float] = []
         fit = ", ".join(self.usable[under]) or "none"
-        remedy = f"metrics in [0, 1] there: {fit}; mend: --metric"
+        remedy = f"metrics in [0, 1] there: {fit}; fix: --metric"
         for where, doc_id, values in self.rows[under]:
             if metric not in values:
                 raise InputError(f"{where}: no metric {metric!r}; {remedy}")
@@ -364,7 +364,7 @@ class _Evaluations:
     def open(cls, folder: Path, name: str) -> _Evaluations:
         table = Run.open(folder).evaluations()
         if not table.num_rows:
-            raise InputError(f"{folder}: the run logged no evaluations; mend: recorder.log_evaluation('correct', …)")
+            raise InputError(f"{folder}: the run logged no evaluations; fix: recorder.log_evaluation('correct', …)")
         return cls(
             folder,
             name,
@@ -391,7 +391,7 @@ class _Evaluations:
     def take(self, evaluation: str, step: int, common: tuple[str, ...]) -> Predictions:
         own = np.flatnonzero((self.evaluation == evaluation) & (self.step == step))
         where = f"{self.folder}, evaluation {evaluation}, step {step}"
-        remedy = f"with all scores in [0, 1]: {', '.join(self.usable) or 'none'}; mend: --evaluation NAME"
+        remedy = f"with all scores in [0, 1]: {', '.join(self.usable) or 'none'}; fix: --evaluation NAME"
         scores = [_score(one, "score", where, remedy) for one in self.score[own].tolist()]
         known = counted(len(self.steps(evaluation)), "evaluated step")
         note = f"{self.name}: run folder, evaluation {evaluation}, step {step}, of {known}"

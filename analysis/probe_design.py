@@ -118,7 +118,7 @@ def design_probe(plan: Plan, *, samples: int = 256, steps: int | None = None) ->
         got = sdo.name if locality is None else f"locality {locality!r}"
         raise InputError(
             f"the organizer is {got}; expected SDO with neighbours, since uniform batches and random locality are what "
-            "it is compared with; mend: organizer.name sdo, organizer.locality knn"
+            "it is compared with; fix: organizer.name sdo, organizer.locality knn"
         )
     if plan.batch_size < 2:
         raise InputError("the batch size is 1; expected at least 2, since batches of one sample have no coherence")

@@ -207,7 +207,7 @@ def find_embeddings(run: Run, given: Path | None = None) -> Embeddings:
         file = next((one for one in (Path(path), run.path / path) if one.is_file()), None)
         if file is None:
             raise InputError(
-                f"the embeddings file {path} is not there; mend: say where it is now, by --embeddings of "
+                f"the embeddings file {path} is not there; fix: say where it is now, by --embeddings of "
                 "sdo locality or --run-embeddings of sdo report"
             )
     embeddings = Embeddings.read(file)

@@ -228,7 +228,7 @@ class Run:
             names = sorted(file.name for file in folder.glob("part-*.parquet"))
             check_parts(folder, names, first=first if isinstance(first, int) else None)
         if not rows.get("steps") and any(count for stream, count in rows.items() if stream.startswith("gradients/")):
-            raise InputError(f"{self.path} holds gradients and no steps: steps/ is missing; mend: put it back")
+            raise InputError(f"{self.path} holds gradients and no steps: steps/ is missing; fix: put it back")
         check_rows(self.path, self.info, rows)
 
     def _table(self, folder: str, schema: pa.Schema, keys: tuple[str, ...]) -> pa.Table:

@@ -408,7 +408,7 @@ def compare_seeds(pairing: Pairing) -> list[SeedComparison]:
         held = ", ".join([*held_out[0], *rewards[0]]) or "none"
         train = "" if generates(one) else "train with an eval_dataset, or "
         raise InputError(
-            f"the runs have no evaluation in common, by name and step ({one.path}: {held}, …); mend: {train}log scores "
+            f"the runs have no evaluation in common, by name and step ({one.path}: {held}, …); fix: {train}log scores "
             "by recorder.log_evaluation"
         )
     return found

@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("no GPU here; expected one; mend: --device cpu --tiny tries the script itself")
+        raise SystemExit("no GPU here; expected one; fix: --device cpu --tiny tries the script itself")
     started = time.perf_counter()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     found = sketches(device, tiny=args.tiny)

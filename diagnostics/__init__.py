@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
     absent = absent_package(error)
     if absent not in ("torch", "transformers", "accelerate"):
         raise
-    needed = f"diagnostics needs {absent}; mend: pip install 'sdo-toolkit[train]'"
+    needed = f"diagnostics needs {absent}; fix: pip install 'sdo-toolkit[train]'"
     raise ModuleNotFoundError(needed, name=absent) from None
 
 __all__ = ["Diagnosis", "GradientRecorder", "doctor", "log_scalars"]

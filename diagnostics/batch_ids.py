@@ -316,7 +316,7 @@ class _TaggedCollator:
         if not isinstance(batch, MutableMapping):
             raise TypeError(
                 f"the data collator returned {type(batch).__name__}; expected a dict of tensors, beside which sample "
-                "ids can travel; mend: return a dict from the collator"
+                "ids can travel; fix: return a dict from the collator"
             )
         ids = tuple(entry.sample_id for entry in tagged)
         if type(batch) is dict:

@@ -91,13 +91,13 @@ def unfollowed(trainer: Any) -> list[str]:
     if getattr(trainer, "environment_factories", None) is not None:
         found.append(
             "environment_factory is set: the environment and not the dataset decides the prompt, so that nobody can "
-            "say which sample was trained; mend: put the prompts into train_dataset, with tools and reward_funcs"
+            "say which sample was trained; fix: put the prompts into train_dataset, with tools and reward_funcs"
         )
     missing = [name for name in _WRAPPED if not callable(getattr(trainer, name, None))]
     if missing:
         found.append(
             f"{type(trainer).__name__} has no method {missing[0]}; expected a GRPOTrainer or RLOOTrainer of a TRL "
-            f"release from {OLDEST_TRL}; mend: pip install 'trl>={OLDEST_TRL}'"
+            f"release from {OLDEST_TRL}; fix: pip install 'trl>={OLDEST_TRL}'"
         )
     return found
 
@@ -106,7 +106,7 @@ def trainer_needed() -> str:
     """Return the words for a recorder that has neither an organizer nor the trainer to follow completions with."""
     return (
         "GRPO and RLOO shuffle their completions out of a callback's sight, so that nobody could say which prompt a "
-        "gradient belongs to; expected the trainer; mend: GradientRecorder(..., trainer=trainer)"
+        "gradient belongs to; expected the trainer; fix: GradientRecorder(..., trainer=trainer)"
     )
 
 

@@ -54,7 +54,7 @@ def end_before_the_first_step(state: Any, loader: Any) -> bool:
         object.__setattr__(inner, "batch_sampler", _NoBatches(getattr(inner.batch_sampler, "batch_size", None)))
         warnings.warn(
             f"this run had ended at step {state.global_step} of {state.max_steps}: nothing was trained; "
-            "mend: a larger max_steps or num_train_epochs, or start a new run",
+            "fix: a larger max_steps or num_train_epochs, or start a new run",
             stacklevel=3,
         )
     return True

@@ -15,7 +15,7 @@ from diagnostics.processes import Processes
 
 _FLATTENED = "the evaluation's batches are single rows of several samples, without padding"
 _OUT_OF_ORDER = "the evaluation did not go through its rows once and in order"
-_MEND = {
+_FIX = {
     _FLATTENED: "padding_free=False",
     _OUT_OF_ORDER: "do not group by length, and no other forward passes while it runs",
 }
@@ -92,7 +92,7 @@ class HeldOut:
         self.forget()
         parts = self._processes.numbers(np.array([lost, *(value for pair in found for value in pair)], np.float64))
         if any(part[0] for part in parts):
-            warnings.warn(f"{why}, so its losses per sample are not recorded; mend: {_MEND[why]}", stacklevel=3)
+            warnings.warn(f"{why}, so its losses per sample are not recorded; fix: {_FIX[why]}", stacklevel=3)
             return {}
         # The last batches are filled up with rows from the beginning, so that every process has as many.
         scores = {int(at): float(score) for part in parts for at, score in zip(part[1::2], part[2::2], strict=True)}

@@ -69,7 +69,7 @@ def doctor(trainer: Any, *, rows: int = 2, resume: bool = False) -> Diagnosis:
     channel = IdChannel.peek(model)
     if channel is not None and channel.is_of_another(trainer.state):
         raise InputError(
-            "another trainer's organizer has this trainer's model; expected one at a time; mend: detach that one, or "
+            "another trainer's organizer has this trainer's model; expected one at a time; fix: detach that one, or "
             "attach an organizer to this trainer"
         )
     examination = _Examination(trainer, recorder, None if channel is None else channel.plan)
@@ -257,12 +257,12 @@ class _Examination:
 
 def _not_finite(step: MicroStep, findings: Sequence[SignalFinding]) -> list[str]:
     """Say where the micro-step's loss, or else a gradient, is no number: such a model does not learn."""
-    mend = "look for NaN in the model's weights, and at its dtype"
+    fix = "look for NaN in the model's weights, and at its dtype"
     if not math.isfinite(step.loss):
-        return [f"the loss of the micro-step is {step.loss}; expected a finite one; mend: {mend}"]
+        return [f"the loss of the micro-step is {step.loss}; expected a finite one; fix: {fix}"]
     return [
         f"the gradient of {f.name!r} is not finite in the micro-step, though the loss is {step.loss:.4g}; expected a "
-        f"finite one; mend: {mend}"
+        f"finite one; fix: {fix}"
         for f in findings
         if f.fires and f.norm is None
     ]

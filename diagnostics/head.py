@@ -252,12 +252,12 @@ class HeadTap:
         if weight is None:
             raise InputError(
                 f"{type(model).__name__} has no language-model head, so that 'head_only' does not exist; expected a "
-                "causal language model; mend: leave head_only out of signals"
+                "causal language model; fix: leave head_only out of signals"
             )
         if weight.ndim != 2 or not weight.numel() or hasattr(weight, "full_tensor"):
             raise InputError(
                 "the head's weight is sharded, so that 'head_only' cannot be rebuilt from it; expected it whole on "
-                "each device; mend: leave head_only out of signals"
+                "each device; fix: leave head_only out of signals"
             )
         sketch = GradientSketch(tuple(weight.shape), k=k, factored=True)
         temperature = 1.0 if kind.temperature is None else float(getattr(args, kind.temperature))
@@ -395,7 +395,7 @@ class HeadTap:
         if used.ndim != 2 or len(used) != self.sequences * samples:
             raise InputError(
                 f"the head saw {tuple(used.shape)} positions for {samples} samples; expected {self.sequences} row(s) a "
-                "sample; mend: padding_free=False, or leave head_only out of signals"
+                "sample; fix: padding_free=False, or leave head_only out of signals"
             )
         groups, apart = [used], self.with_samples(step)
         if apart:
@@ -458,5 +458,5 @@ def _require_same(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtyp
         raise InputError(
             f"'head_only' cannot be rebuilt: log-probabilities made from the head's weight differ by {difference:.2g} "
             "nats from the trainer's; expected the same up to rounding, so this model makes its logits in a way that "
-            "is not known here; mend: leave head_only out of signals"
+            "is not known here; fix: leave head_only out of signals"
         )

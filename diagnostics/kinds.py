@@ -72,7 +72,7 @@ class TrainerKind:
             if signal in self.lacks:
                 left = [name for name in ("weight", "hidden", "head_only") if name not in self.lacks]
                 raise InputError(
-                    f"signal {signal!r} does not exist for a {self.trainer}: {self.lacks[signal]}; mend: signals={left}"
+                    f"signal {signal!r} does not exist for a {self.trainer}: {self.lacks[signal]}; fix: signals={left}"
                 )
 
     def describe(self) -> dict[str, Any]:
@@ -176,5 +176,5 @@ def kind_of(cls: type) -> TrainerKind:
     kind = next((k for k in SUPPORTED if name in (k.trainer, k.config)), None)
     if kind is None:
         names = ", ".join(k.trainer for k in SUPPORTED)
-        raise InputError(f"got a {name}; this version supports {names} and transformers.Trainer; mend: use one of them")
+        raise InputError(f"got a {name}; this version supports {names} and transformers.Trainer; fix: use one of them")
     return kind

@@ -68,19 +68,19 @@ def process_refusals(args: Any) -> Iterator[str]:
     if gpus > 1:
         yield (
             f"training runs on {gpus} devices in one process (nn.DataParallel), where gradients of copies cannot be "
-            f"told apart; expected one process a device; mend: torchrun --nproc-per-node {gpus} …, or "
+            f"told apart; expected one process a device; fix: torchrun --nproc-per-node {gpus} …, or "
             "CUDA_VISIBLE_DEVICES set to one device"
         )
     if _uses_deepspeed(args):
         yield (
             "training runs under DeepSpeed, whose engine updates the weights inside backward and keeps the gradients; "
-            "expected one process, DDP or FSDP2; mend: launch without DeepSpeed, with fsdp=True and "
+            "expected one process, DDP or FSDP2; fix: launch without DeepSpeed, with fsdp=True and "
             "fsdp_config={'version': 2} where memory needs sharding"
         )
     if _fsdp_version(args) == 1:
         yield (
             "training runs under FSDP version 1, which flattens parameters so that none has a gradient of its own; "
-            "expected one process, DDP or FSDP2; mend: fsdp_config={'version': 2}, with accelerate launch "
+            "expected one process, DDP or FSDP2; fix: fsdp_config={'version': 2}, with accelerate launch "
             "fsdp_version: 2"
         )
     parallel = getattr(args, "parallelism_config", None)
@@ -89,11 +89,11 @@ def process_refusals(args: Any) -> Iterator[str]:
         if size > 1:
             yield (
                 f"parallelism_config has {name} = {size}, so that several processes share a batch; expected each to "
-                f"have batches of its own; mend: {name}=1, with fsdp_config={{'version': 2}} where memory needs "
+                f"have batches of its own; fix: {name}=1, with fsdp_config={{'version': 2}} where memory needs "
                 "sharding"
             )
     loaders = getattr(args, "accelerator_config", None)
-    for name, refused, mend in (
+    for name, refused, fix in (
         ("split_batches", True, "leave it out"),
         ("dispatch_batches", True, "leave it out"),
         ("even_batches", False, "leave it True; an organizer's batches divide evenly anyway"),
@@ -101,7 +101,7 @@ def process_refusals(args: Any) -> Iterator[str]:
         if getattr(loaders, name, None) is refused:
             yield (
                 f"accelerator_config has {name}={refused}; it changes what a step trains, or lets a process run out of "
-                f"batches; expected the default; mend: {mend}"
+                f"batches; expected the default; fix: {fix}"
             )
 
 
@@ -140,7 +140,7 @@ def require_positions(dataset: Any) -> None:
     if not map_style or isinstance(dataset, IterableDataset):
         raise InputError(
             "the training dataset is iterable; expected a map-style dataset, whose rows have positions; "
-            "mend: load it without streaming"
+            "fix: load it without streaming"
         )
 
 
@@ -179,7 +179,7 @@ def nothing_trained(samples: str) -> str:
     """Return the words for samples of which no token is trained on."""
     return (
         f"no token of {samples} is trained on: every label is masked, or the only one of its row, so that the loss is "
-        "0 whatever the model does; expected completions with text; mend: look at the columns that prompts and "
+        "0 whatever the model does; expected completions with text; fix: look at the columns that prompts and "
         "completions are taken from, and at max_length"
     )
 

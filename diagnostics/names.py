@@ -78,7 +78,7 @@ def resolve_name(name: str, known: Collection[str], trainable: Collection[str], 
         )
     if len(trained) > 1:
         raise InputError(
-            f"{name!r} means several trainable parameters: {', '.join(trained)}; expected one; mend: give the full name"
+            f"{name!r} means several trainable parameters: {', '.join(trained)}; expected one; fix: give the full name"
         )
     if not trained:
         raise InputError(f"there is no parameter {name!r}; nearest trainable names: {_nearest(name, trainable)}")

@@ -144,7 +144,7 @@ class Processes:
         if other is not None:
             raise InputError(
                 f"{what} of process {other} is not that of process 0 ({values[other][:16]} and {values[0][:16]}); "
-                "expected the same in every process; mend: the same embeddings, options, seed and dataset in each"
+                "expected the same in every process; fix: the same embeddings, options, seed and dataset in each"
             )
 
     def _gather(self, mine: NDArray[Any]) -> list[NDArray[Any]]:

@@ -210,6 +210,6 @@ class GradientRecorder(TrainerCallback, ExportableState):
         if recording is not None and recording.abandon():
             warnings.warn(
                 f"the recording into {self.out} had not ended when another training of its model began: it is closed "
-                "as failed; mend: recorder.close() after an interrupt",
+                "as failed; fix: recorder.close() after an interrupt",
                 stacklevel=2,
             )

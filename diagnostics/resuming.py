@@ -38,13 +38,13 @@ def require_same_run(out: Path, state: Any, recorder: GradientRecorder, organize
     if difference is not None:
         raise InputError(
             f"{out} holds a run under another plan: {difference}; expected the run that is resumed; "
-            "mend: choose another folder"
+            "fix: choose another folder"
         )
     resumed = _runs_of_checkpoint(state, recorder)
     if run_id is None or run_id not in resumed:
         raise InputError(
             f"{out} holds another run ({run_id}) than the checkpoint at step {state.global_step} "
-            f"({', '.join(resumed) or 'none'}); expected the run that is resumed; mend: choose another folder"
+            f"({', '.join(resumed) or 'none'}); expected the run that is resumed; fix: choose another folder"
         )
 
 

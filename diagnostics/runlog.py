@@ -272,7 +272,7 @@ class RunLog:
             if step > first and not names:
                 raise InputError(
                     f"{folder} lacks the steps {first} to {step - 1}: it holds no part; expected all steps before the "
-                    "checkpoint; mend: put it back, or choose another folder"
+                    "checkpoint; fix: put it back, or choose another folder"
                 )
         check_rows(self.path, {**self.info, "status": "running"}, self._count_rows())
         for epoch, end in self._epoch_ends.items():
@@ -280,7 +280,7 @@ class RunLog:
             if later and end <= step and not (self.path / "exposure" / f"part-{epoch:05d}.parquet").is_file():
                 raise InputError(
                     f"{self.path / 'exposure'} lacks organizer epoch {epoch}; expected every epoch that ended before "
-                    "the checkpoint; mend: put it back, or choose another folder"
+                    "the checkpoint; fix: put it back, or choose another folder"
                 )
 
     def _count_rows(self) -> dict[str, int]:
@@ -498,7 +498,7 @@ def _check_signals(folder: Path, recorded: dict[str, Any], given: Mapping[str, A
             where, before, after = found
             raise InputError(
                 f"{folder} was recorded with {where} = {before}, which is now {after}; expected the same signals and "
-                "sketches; mend: resume with the recorder's first options and version, or choose another folder"
+                "sketches; fix: resume with the recorder's first options and version, or choose another folder"
             )
 
 

@@ -294,7 +294,7 @@ def _refuse(trainer: Any, kind: TrainerKind, signals: Sequence[str]) -> None:
     if unknown or not signals:
         raise InputError(
             f"signals are {list(signals)}; gradients of single samples are taken of {' and '.join(DEFAULT_SIGNALS)}; "
-            "mend: name one of them, or both"
+            "fix: name one of them, or both"
         )
     kind.require(signals)
     if kind.generates:
@@ -302,4 +302,4 @@ def _refuse(trainer: Any, kind: TrainerKind, signals: Sequence[str]) -> None:
             f"a {kind.trainer} generates its samples itself; expected a trainer whose samples are rows of its dataset"
         )
     if int(trainer.args.world_size) > 1:
-        raise InputError(f"got {trainer.args.world_size} processes; expected one; mend: start without torchrun")
+        raise InputError(f"got {trainer.args.world_size} processes; expected one; fix: start without torchrun")

@@ -57,7 +57,7 @@ def place_of(parameter: torch.Tensor) -> Place | None:
         else:
             raise InputError(
                 f"the parameter is placed as {parameter.placements}; expected one that is whole or cut once along its "
-                "first dimension, as FSDP2 does; mend: another weight, or signals=['hidden']"
+                "first dimension, as FSDP2 does; fix: another weight, or signals=['hidden']"
             )
     return Place(offset=offset, counts=counts)
 

@@ -153,7 +153,7 @@ def find_weight(model: nn.Module, name: str | None = None) -> NamedWeight:
         # A tied head is listed last but is the embedding; only a parameter with one name is meant by "the last".
         own = [n for n, _ in model.named_parameters() if n in trainable and named[n].ndim >= 2]
         if not own:
-            raise InputError("the model has no trainable matrix; expected one; mend: signals=['hidden']")
+            raise InputError("the model has no trainable matrix; expected one; fix: signals=['hidden']")
         name = own[-1]
     else:
         name = resolve_name(name, list(named), list(trainable), adapter_names(model))
@@ -184,13 +184,13 @@ def find_decoder(model: nn.Module) -> tuple[nn.Module, int]:
     if not isinstance(decoder, nn.Module) or decoder is unwrapped:
         raise InputError(
             f"{type(unwrapped).__name__} has no decoder apart from its head, so that 'hidden' cannot be caught; "
-            "expected a causal language model of transformers; mend: signals=['weight']"
+            "expected a causal language model of transformers; fix: signals=['weight']"
         )
     width = getattr(config.get_text_config(), "hidden_size", None) if hasattr(config, "get_text_config") else None
     if not isinstance(width, int):
         raise InputError(
             f"the configuration of {type(unwrapped).__name__} has no hidden_size, so that 'hidden' cannot be caught; "
-            "expected a model whose states are vectors of one width; mend: signals=['weight']"
+            "expected a model whose states are vectors of one width; fix: signals=['weight']"
         )
     return decoder, width
 
@@ -369,7 +369,7 @@ class HiddenTap:
         if loss_kind(model) == "ForQuestionAnswering":
             raise InputError(
                 "signal 'hidden' does not exist for a model of answers' starts and ends: its loss is a softmax over "
-                "the positions, so that their gradients sum to zero; mend: signals=['weight']"
+                "the positions, so that their gradients sum to zero; fix: signals=['weight']"
             )
         decoder, width = find_decoder(model)
         sketch = GradientSketch((width,), k=k)
@@ -406,7 +406,7 @@ class HiddenTap:
             rows = "one row" if self.sequences == 1 else f"{self.sequences} rows"
             raise InputError(
                 f"the hidden states have shape {tuple(hidden.shape)} for {samples} samples; expected {rows} a sample; "
-                "mend: padding_free=False, or signals=['weight']"
+                "fix: padding_free=False, or signals=['weight']"
             )
 
         def on_gradient(grad: torch.Tensor) -> None:

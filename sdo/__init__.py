@@ -49,6 +49,6 @@ def __getattr__(name: str) -> Any:
             absent = absent_package(error)
             if absent not in ("torch", "transformers"):
                 raise
-            needed = f"sdo.{name} needs {absent}; mend: pip install 'sdo-toolkit[train]'"
+            needed = f"sdo.{name} needs {absent}; fix: pip install 'sdo-toolkit[train]'"
             raise ModuleNotFoundError(needed, name=absent) from None
     raise AttributeError(f"module 'sdo' has no attribute {name!r}")

@@ -75,7 +75,7 @@ def misplaced(path: Path, column: str, id_column: str) -> str:
     return (
         f"embeddings {path} were made from the rows of column {column!r} in their order, without ids, but the data's "
         f"own column {id_column!r} names another order, so that rows would find other rows' embeddings; expected ids "
-        f"that belong to the embeddings; mend: sdo embed --id-column {id_column}, or rename that column (id_column "
+        f"that belong to the embeddings; fix: sdo embed --id-column {id_column}, or rename that column (id_column "
         "names another)"
     )
 
@@ -84,5 +84,5 @@ def other_texts(path: Path, column: str) -> str:
     """Say that the embeddings are those of other texts."""
     return (
         f"{path} was made from other texts than column {column!r} of the data, or from the same in another order, so "
-        "rows and embeddings do not belong together; mend: sdo embed the data that is trained on"
+        "rows and embeddings do not belong together; fix: sdo embed the data that is trained on"
     )

@@ -96,7 +96,7 @@ def stopped_by_callback(checkpoint: Path) -> str | None:
     step, last = state["global_step"], state.get("max_steps")
     if not (control.get("args") or {}).get("should_training_stop") or not isinstance(last, int) or step >= last:
         return None
-    return f"a callback had stopped the run at step {step} of {last}; mend: start a new run to train on"
+    return f"a callback had stopped the run at step {step} of {last}; fix: start a new run to train on"
 
 
 def _missing_shard(index: Path) -> str | None:

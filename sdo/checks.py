@@ -92,7 +92,7 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
     parts = values if isinstance(values, list | tuple) else [values]
     if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
         raise InputError(
-            f"{what} hold masked entries; expected a plain array, since a mask says that there is no value; mend: "
+            f"{what} hold masked entries; expected a plain array, since a mask says that there is no value; fix: "
             "leave those rows out, or fill them with array.filled(...)"
         )
     if hasattr(values, "detach") and hasattr(values, "cpu"):
@@ -130,12 +130,12 @@ def integer_array(values: Any, what: str, *, low: int | None = None, high: int |
         raise InputError(f"{what} have shape {array.shape}; expected (n,), one dimension of whole numbers")
     if array.dtype.kind == "b":
         raise InputError(
-            f"{what} hold True and False; expected whole numbers; mend: numpy.flatnonzero(mask) gives a mask's rows"
+            f"{what} hold True and False; expected whole numbers; fix: numpy.flatnonzero(mask) gives a mask's rows"
         )
     if array.dtype.kind not in "iu" or (array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max):
         raise InputError(
             f"{what} hold {array.dtype}, such as {shown(array[0])}; expected whole numbers of 64 bits; "
-            "mend: array.astype('int64') if none is cut by it"
+            "fix: array.astype('int64') if none is cut by it"
         )
     whole = array.astype(np.int64)
     least, most = np.iinfo(np.int64).min if low is None else low, np.iinfo(np.int64).max if high is None else high
@@ -160,7 +160,7 @@ def real_array(values: Any, what: str) -> NDArray[Any]:
     else:
         real = array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"
     if not real:
-        raise InputError(f"{what} hold {array.dtype}; expected numbers; mend: array.astype('float64')")
+        raise InputError(f"{what} hold {array.dtype}; expected numbers; fix: array.astype('float64')")
     return array
 
 

@@ -66,5 +66,5 @@ def empty_dataset(trainer: Any, before: int | None = None) -> str:
     count = "" if before is None else f"{before:,} "
     return (
         f"the training dataset is empty: TRL dropped all {count}{why_dropped(trainer)}; expected at least one row; "
-        "mend: a larger max_length, or shorter rows"
+        "fix: a larger max_length, or shorter rows"
     )

@@ -114,11 +114,11 @@ class Embeddings:
             lost = "numpy.save loses the type bfloat16; " if matrix.dtype.kind == "V" else ""
             raise InputError(
                 f"{what} hold {matrix.dtype}; expected float16, float32, float64 or bfloat16; "
-                f"mend: {lost}save the matrix with array.astype('float32')"
+                f"fix: {lost}save the matrix with array.astype('float32')"
             )
         if matrix.ndim != 2:
             raise InputError(
-                f"{what} have shape {matrix.shape}; expected (N, d), one row a sample; mend: reshape to two dimensions"
+                f"{what} have shape {matrix.shape}; expected (N, d), one row a sample; fix: reshape to two dimensions"
             )
         if 0 in matrix.shape:
             raise InputError(f"{what} are empty, shape {matrix.shape}; expected at least one row and one column")
@@ -163,7 +163,7 @@ class Embeddings:
         if came != here:
             raise InputError(
                 f"{what} hold {came}, the ids of the embeddings are {here}; expected the same kind; "
-                f"mend: write the column as {here}, or embed again with ids that are {came}"
+                f"fix: write the column as {here}, or embed again with ids that are {came}"
             )
         if wanted.ndim != 1:
             raise InputError(f"{what} have shape {wanted.shape}; expected (n,), one dimension of keys")
@@ -176,7 +176,7 @@ class Embeddings:
             raise InputError(
                 f"{what}: {wanted[unknown[0]].item()!r} (row {unknown[0]}) is not among the {len(self)} ids of the "
                 f"embeddings, nor are {len(unknown) - 1} others; expected keys that they hold; "
-                "mend: embed the same data with its --id-column"
+                "fix: embed the same data with its --id-column"
             )
         return rows.astype(np.int64)
 
@@ -194,7 +194,7 @@ class Embeddings:
         named = ", ".join(str(i) for i in bad[:_NAMED_ROWS]) + (", …" if len(bad) > _NAMED_ROWS else "")
         raise InputError(
             f"{len(bad)} of {len(self)} embedding rows hold NaN or infinity or are zero: {named}; "
-            "expected finite, non-zero rows; mend: embed these samples again, or organise them without "
+            "expected finite, non-zero rows; fix: embed these samples again, or organise them without "
             "neighbours by on_invalid='isolate' (sdo plan: --on-invalid isolate; sdo sft: "
             "--organizer.on_invalid isolate)"
         )

@@ -17,7 +17,7 @@ _OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\
 
 
 class InputError(ValueError):
-    """Wrong input: one line that says what came, what was expected and how to mend it.
+    """Wrong input: one line that says what came, what was expected and how to fix it.
 
     The commands print the line and exit with status 2.
     """

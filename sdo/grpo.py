@@ -79,7 +79,7 @@ class GenerationLayout:
             raise InputError(
                 f"a generation batch serves steps_per_generation * num_iterations = {self.micro_steps} micro-steps, "
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps}: optimizer steps would mix "
-                "generation batches; expected a multiple; mend: leave steps_per_generation and generation_batch_size "
+                "generation batches; expected a multiple; fix: leave steps_per_generation and generation_batch_size "
                 f"out, or set steps_per_generation to a multiple of {self.gradient_accumulation_steps}"
             )
         return steps
@@ -200,7 +200,7 @@ def continue_generation(trainer: Any, layout: GenerationLayout) -> None:
         warnings.warn(
             f"step {step} lies inside a generation batch (steps {first} to {first + layout.optimizer_steps - 1}), "
             "whose completions are not in the checkpoint: they are generated anew from the same prompts, so that "
-            "losses and weights will differ from those of an uninterrupted run; mend: save at multiples of "
+            "losses and weights will differ from those of an uninterrupted run; fix: save at multiples of "
             f"{layout.optimizer_steps} steps",
             stacklevel=2,
         )

@@ -45,12 +45,12 @@ def imported(place: str, what: str, *, expected: str = "module:name") -> Any:
 
 
 def _why_not_imported(module: str, error: Exception) -> str:
-    """What is wrong with a module, where, and how to mend it; one that is missing itself is told from one it lacks."""
+    """What is wrong with a module, where, and how to fix it; one that is missing itself is told from one it lacks."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and f"{module}.".startswith(f"{missing}."):
         return (
             f"there is no module {missing!r}; expected one that can be imported from here; "
-            f"mend: start in the folder that holds {missing.replace('.', '/')}.py, or install its package"
+            f"fix: start in the folder that holds {missing.replace('.', '/')}.py, or install its package"
         )
     place = f"module {module}"
     ours = (__file__, importlib.__file__)
@@ -59,9 +59,9 @@ def _why_not_imported(module: str, error: Exception) -> str:
     if frames:  # else nothing of the module ran
         place = f"{frames[-1].filename}, line {frames[-1].lineno}"
     if missing is not None:
-        return f"{place}: there is no module {missing!r}, which {module} needs; mend: install it, or correct its name"
+        return f"{place}: there is no module {missing!r}, which {module} needs; fix: install it, or correct its name"
     if isinstance(error, SyntaxError):
         place = place if error.filename is None else f"{error.filename}, line {error.lineno}"
-        return f"{place}: {error.msg}; expected Python; mend: correct it there"
+        return f"{place}: {error.msg}; expected Python; fix: correct it there"
     line = error_line(error, named=True)
-    return f"{place}: {line}; expected a module that is imported without an error; mend: correct it there"
+    return f"{place}: {line}; expected a module that is imported without an error; fix: correct it there"

@@ -28,7 +28,7 @@ SUFFIXES = (".npy", ".npz", ".safetensors")
 _MAX_HEADER = 100_000_000
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _WRITTEN = {"float64": "F64", "float32": "F32", "float16": "F16"}
-_MEND = "mend: sdo embed --out writes .npy, .npz and .safetensors"
+_FIX = "fix: sdo embed --out writes .npy, .npz and .safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ def read_matrix_file(path: str | Path) -> MatrixFile:
     file = Path(path)
     if not file.is_file():
         raise InputError(
-            f"embeddings {path}: no such file; expected a .npy, .npz or .safetensors file; mend: sdo embed makes one"
+            f"embeddings {path}: no such file; expected a .npy, .npz or .safetensors file; fix: sdo embed makes one"
         )
     readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
     return readers.get(file.suffix.lower(), _read_npy)(file)
@@ -96,7 +96,7 @@ def normalise_ids(ids: ArrayLike, rows: int, what: str) -> NDArray[Any]:
         if odd:
             raise InputError(f"{what}: ids hold {odd[0]!r:.60} ({type(odd[0]).__name__}); expected integers or strings")
         if len({isinstance(i, str) for i in ids}) > 1:
-            raise InputError(f"{what}: ids mix integers and strings; expected one kind; mend: write all as strings")
+            raise InputError(f"{what}: ids mix integers and strings; expected one kind; fix: write all as strings")
         texts = np.array(ids) if ids else np.empty(0, dtype=np.int64)
         # numpy drops NUL characters at the end of a string, and with them the difference between two ids.
         if texts.dtype.kind == "U" and any(str(i).endswith("\0") for i in ids):
@@ -156,11 +156,11 @@ def _read_npy(file: Path) -> MatrixFile:
         why = "holds Python objects" if "bjects in dtype" in str(error) else "is not a readable .npy file"
         raise InputError(
             f"embeddings {file} {why}; expected a float matrix written by numpy.save; "
-            "mend: numpy.save(path, array.astype('float32'))"
+            "fix: numpy.save(path, array.astype('float32'))"
         ) from error
     if not isinstance(matrix, np.ndarray):
         matrix.close()
-        raise InputError(f"embeddings {file} is an archive of arrays; expected one matrix; mend: name it .npz")
+        raise InputError(f"embeddings {file} is an archive of arrays; expected one matrix; fix: name it .npz")
     return MatrixFile(matrix)
 
 
@@ -169,20 +169,20 @@ def _read_npz(file: Path) -> MatrixFile:
         with file.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
             if isinstance(archive, np.ndarray):
-                raise InputError(f"embeddings {file} is a single array; expected an archive; mend: name it .npy")
+                raise InputError(f"embeddings {file} is a single array; expected an archive; fix: name it .npy")
             arrays = {name: archive[name] for name in archive.files}
     except InputError:
         raise
     except MemoryError as error:
         raise InputError(
             f"embeddings {file}: {str(error)[:120] or 'not enough memory'}; expected a matrix that fits in memory; "
-            "mend: save it as .npy, which is read in place"
+            "fix: save it as .npy, which is read in place"
         ) from error
     except (ValueError, EOFError, OSError, KeyError, OverflowError, zipfile.BadZipFile, AttributeError) as error:
         why = "holds Python objects" if "bject arrays" in str(error) else "is not a readable .npz file"
         raise InputError(
             f"embeddings {file} {why}; expected the arrays embeddings and ids; "
-            "mend: numpy.savez(path, embeddings=array.astype('float32'), ids=ids)"
+            "fix: numpy.savez(path, embeddings=array.astype('float32'), ids=ids)"
         ) from error
     shapes = {name: (str(array.dtype.kind), array.ndim) for name, array in arrays.items()}
     name = _chosen(file, "embeddings", shapes, "fV", 2, "2-D float array")
@@ -204,7 +204,7 @@ def _chosen(file: Path, name: str, shapes: dict[str, tuple[str, int]], kinds: st
     there = ", ".join(shapes) or "none"
     raise InputError(
         f"embeddings {file} hold {len(fitting) or 'no'} {what}{'s' if len(fitting) > 1 else ''} (arrays: {there}); "
-        f"expected one, or one named {name}; {_MEND}"
+        f"expected one, or one named {name}; {_FIX}"
     )
 
 
@@ -237,7 +237,7 @@ def _read_safetensors(file: Path) -> MatrixFile:
     except (ValueError, OSError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise InputError(
             f"embeddings {file} is not a readable .safetensors file ({str(error)[:80]}); "
-            f"expected a tensor embeddings of shape (N, d); {_MEND}"
+            f"expected a tensor embeddings of shape (N, d); {_FIX}"
         ) from error
     return MatrixFile(matrix, ids, bfloat16=dtype == "BF16")
 
@@ -285,7 +285,7 @@ def _write_safetensors(path: Path, matrix: NDArray[Any], ids: NDArray[Any] | Non
     text = json.dumps(header).encode("ascii")
     text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of eight
     if len(text) > _MAX_HEADER:
-        raise InputError(f"the ids need {len(text):,} bytes; .safetensors holds {_MAX_HEADER:,}; mend: write .npz")
+        raise InputError(f"the ids need {len(text):,} bytes; .safetensors holds {_MAX_HEADER:,}; fix: write .npz")
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for _, array, _ in parts:

@@ -269,7 +269,7 @@ class Plan(ABC):
         if self.batch_size > len(self.ids):
             raise InputError(
                 f"batch size {batch_size} is larger than the {len(self.ids)} samples; expected at most as many, since "
-                "a batch holds distinct samples; mend: lower the batch size or the accumulation"
+                "a batch holds distinct samples; fix: lower the batch size or the accumulation"
             )
         self.layout = layout
         self._epochs: list[EpochPlan] = []

@@ -49,7 +49,7 @@ def trainer_refusals(trainer: Any) -> Iterator[str]:
     if replaced is not None and not hasattr(replaced, RETIRED):
         yield (
             "this trainer already has an organizer or another replaced sampler; expected none; "
-            "mend: call detach() on the handle of the first attach"
+            "fix: call detach() on the handle of the first attach"
         )
     try:
         check_launch(type(trainer), getattr(trainer, "args", None))
@@ -79,35 +79,35 @@ def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
     """Return for each option whether it is set, why that cannot be, and the remedy."""
     args = trainer.args
     return {
-        "packing": (getattr(args, "packing", False), "a packed row mixes samples; mend: packing=False"),
+        "packing": (getattr(args, "packing", False), "a packed row mixes samples; fix: packing=False"),
         "auto_find_batch_size": (
             getattr(args, "auto_find_batch_size", False),
-            "the plan is bound to one batch size; mend: set per_device_train_batch_size",
+            "the plan is bound to one batch size; fix: set per_device_train_batch_size",
         ),
         "restore_callback_states_from_checkpoint": (
             args.restore_callback_states_from_checkpoint,
-            "it replaces the organizer's callback by a copy; mend: leave it False",
+            "it replaces the organizer's callback by a copy; fix: leave it False",
         ),
         "ignore_data_skip": (
             args.ignore_data_skip,
-            "a resumed run would train other batches; mend: leave it False",
+            "a resumed run would train other batches; fix: leave it False",
         ),
         "model_init": (
             trainer.model_init is not None,
-            "train() would build a model that the organizer has not seen; mend: pass model=model_init()",
+            "train() would build a model that the organizer has not seen; fix: pass model=model_init()",
         ),
         "loss_type 'kto'": (
             getattr(trainer, "calculate_KL", False),
-            "its KL term pairs each prompt with the answer before it in the dataset, batch by batch; mend: "
+            "its KL term pairs each prompt with the answer before it in the dataset, batch by batch; fix: "
             "loss_type='apo_zero_unpaired', or record without an organizer",
         ),
         "train_sampling_strategy": (
             getattr(args, "train_sampling_strategy", "random") in ("group_by_length", "batch_rebalance"),
-            "it would compete with the organizer; mend: leave it 'random'",
+            "it would compete with the organizer; fix: leave it 'random'",
         ),
         "group_by_length": (  # its name in transformers 5.0
             getattr(args, "group_by_length", False),
-            "it would compete with the organizer; mend: leave it False",
+            "it would compete with the organizer; fix: leave it False",
         ),
     }
 
@@ -121,7 +121,7 @@ def dataset_ids_of(trainer: Any, organizer: Organizer, id_column: str) -> tuple[
     if id_column in (getattr(dataset, "column_names", None) or ()):
         return _ids_of_column(np.asarray(dataset[id_column]), organizer, id_column)
     remedy = (
-        f"mend: dataset = dataset.add_column({id_column!r}, list(range(len(dataset)))) on the dataset that was "
+        f"fix: dataset = dataset.add_column({id_column!r}, list(range(len(dataset)))) on the dataset that was "
         "embedded, before it is filtered or shuffled and before the trainer is built"
     )
     # GRPO's option of this name is about the order of drawing, which the organizer decides; no row moves.
@@ -133,7 +133,7 @@ def dataset_ids_of(trainer: Any, organizer: Organizer, id_column: str) -> tuple[
         raise InputError(
             f"the training dataset has {n_rows} rows, the embeddings have {n_samples}, and there is no column "
             f"{id_column!r} to tell which belongs to which; expected as many; "
-            + (remedy if n_samples > n_rows else "mend: embed the dataset that is trained on")
+            + (remedy if n_samples > n_rows else "fix: embed the dataset that is trained on")
         )
     assumed = "" if organizer.embeddings is None else ", whose order is taken to be that of the embeddings"
     return np.arange(n_rows), f"position in the training dataset{assumed}"
@@ -150,7 +150,7 @@ def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -
     else:
         raise InputError(
             f"column {id_column!r} holds {column.dtype}; expected integers, the rows of the embeddings; "
-            f"mend: dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built, or keep "
+            f"fix: dataset.add_column({id_column!r}, list(range(len(dataset)))) before the trainer is built, or keep "
             "the ids with the embeddings: sdo embed --id-column"
         )
     unique, first = np.unique(rows, return_index=True)
@@ -163,7 +163,7 @@ def _ids_of_column(column: NDArray[Any], organizer: Organizer, id_column: str) -
     if len(unique) and (unique[0] < 0 or unique[-1] >= n_samples):
         raise InputError(
             f"column {id_column!r} reaches from {unique[0]} to {unique[-1]}, but the embeddings have {n_samples} "
-            f"rows; expected ids 0 to {n_samples - 1}; mend: embed the same dataset that is trained on"
+            f"rows; expected ids 0 to {n_samples - 1}; fix: embed the same dataset that is trained on"
         )
     return rows, source
 

@@ -68,7 +68,7 @@ class Resolution:
             return None
         return (
             f"the embeddings are so nearly parallel that rounding to multiples of 2**-24 decides who is a neighbour: "
-            f"{'; '.join(found)}; expected 1 - cosine of neighbours above about 1e-5; mend: subtract the mean row "
+            f"{'; '.join(found)}; expected 1 - cosine of neighbours above about 1e-5; fix: subtract the mean row "
             "(E - E.mean(axis=0)) in float64, or use a model whose embeddings are spread out"
         )
 

@@ -147,7 +147,7 @@ def math_verify(answer_column: str = "answer") -> Reward:
         from math_verify import parse, verify
     except ImportError as error:
         raise InputError(
-            "the reward math_verify needs the package math-verify; mend: pip install 'sdo-toolkit[math]'"
+            "the reward math_verify needs the package math-verify; fix: pip install 'sdo-toolkit[math]'"
         ) from error
 
     def score(completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -232,6 +232,6 @@ def _reference(answer: Any, answer_column: str) -> Fraction:
     if number is None:
         raise InputError(
             f"column {answer_column!r} holds {str(answer)[:60]!r}, which has no number; expected an answer that ends "
-            "in one; mend: name the column of answers with answer_column"
+            "in one; fix: name the column of answers with answer_column"
         )
     return number

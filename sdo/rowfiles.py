@@ -112,7 +112,7 @@ def require_distinct(names: Sequence[str], where: str) -> None:
     twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
     if twice is not None:
         count = names.count(twice)
-        raise InputError(f"{where}: {twice!r} stands there {count} times; expected each name once; mend: rename one")
+        raise InputError(f"{where}: {twice!r} stands there {count} times; expected each name once; fix: rename one")
 
 
 def require_distinct_columns(path: Path) -> None:

@@ -75,7 +75,7 @@ def check_parts(folder: Path, names: Iterable[str], *, first: int | None = None,
         found = part_range(name)
         if found is None:
             raise InputError(
-                f"{folder / name} is no part that a recorder writes; expected part-FIRST-LAST.parquet alone; mend: "
+                f"{folder / name} is no part that a recorder writes; expected part-FIRST-LAST.parquet alone; fix: "
                 "take it out of the run folder"
             )
         if last is None or found[1] <= last:
@@ -86,11 +86,11 @@ def check_parts(folder: Path, names: Iterable[str], *, first: int | None = None,
             if before is not None and start > before + 1:
                 raise InputError(
                     f"{folder} lacks the steps {before + 1} to {start - 1}: a part is missing; expected all steps of "
-                    "the run; mend: put it back, or use another run"
+                    "the run; fix: put it back, or use another run"
                 )
             if before is not None and start <= before:
                 raise InputError(
-                    f"{folder} holds step {start} in two parts; expected each step once; mend: take the copy out"
+                    f"{folder} holds step {start} in two parts; expected each step once; fix: take the copy out"
                 )
             before = stop
 
@@ -120,6 +120,6 @@ def check_rows(path: Path, info: Mapping[str, Any], found: Mapping[str, int]) ->
             continue
         what = "a part is missing or was cut" if rows < count else "a part was copied in"
         raise InputError(
-            f"{path / stream} holds {rows:,} rows, run.json counts {count:,}: {what}; expected what was written; mend: "
+            f"{path / stream} holds {rows:,} rows, run.json counts {count:,}: {what}; expected what was written; fix: "
             "put the folder back as it was, or use another run"
         )

@@ -78,12 +78,12 @@ def find_model(name: str, revision: str | None = None) -> ModelPlace:
     if importlib.util.find_spec("sentence_transformers") is None:
         raise InputError(
             "--encoder sentence-transformers needs the package of that name, which is not installed; "
-            "mend: pip install 'sdo-toolkit[encode]', or --encoder lsa"
+            "fix: pip install 'sdo-toolkit[encode]', or --encoder lsa"
         )
     folder = Path(name).expanduser()
     if folder.is_dir() and any((folder / mark).is_file() for mark in _MARKS):
         if revision is not None:
-            raise InputError(f"--revision {revision}: {name} is a local folder and has none; mend: leave it out")
+            raise InputError(f"--revision {revision}: {name} is a local folder and has none; fix: leave it out")
         return ModelPlace(name, "local folder", _folder_sha256(folder), cached=True)
     if not HUB_ID.fullmatch(name):
         there = "holds no config.json" if folder.is_dir() else "is no folder, and cannot be a hub id"
@@ -110,7 +110,7 @@ def _find_on_hub(name: str, revision: str | None) -> ModelPlace:
     except Exception as error:
         raise InputError(
             f"--model {name} (hub id), revision {revision or 'main'}, is not in the local cache, and {why}; expected a "
-            "model that is there; mend: fetch it once with a network, or give the folder of a copy"
+            "model that is there; fix: fetch it once with a network, or give the folder of a copy"
         ) from error
     return ModelPlace(name, "hub id", Path(snapshot).name, cached=True)
 
@@ -245,7 +245,7 @@ class SentenceEncoder:
         if mode is not None:
             if pooling is None:
                 raise InputError(
-                    f"--pooling: {self.place.name} has no pooling to replace; expected own; mend: leave it out"
+                    f"--pooling: {self.place.name} has no pooling to replace; expected own; fix: leave it out"
                 )
             dim = getattr(pooling, "embedding_dimension", None) or pooling.word_embedding_dimension
             index = next(i for i, module in enumerate(model) if module is pooling)

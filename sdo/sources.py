@@ -220,7 +220,7 @@ def open_source(name: str, *, split: str | None = None, config: str | None = Non
     place = locate(name)
     if place.kind == "file" and place.path is not None:
         if split is not None or config is not None:
-            raise InputError(f"{name} is a file and has neither splits nor configurations; mend: leave them out")
+            raise InputError(f"{name} is a file and has neither splits nor configurations; fix: leave them out")
         path, reader = place.path, READERS[place.path.suffix.lower()]
         return Source(f"file {name}", lambda columns: reader(path, columns), path)
     dataset = load_split(place, config, split or "train", progress=False)
@@ -275,7 +275,7 @@ def load_whole(place: Place, config: str | None, split: str, *, progress: bool) 
     except ImportError as error:
         raise InputError(
             f"{place.name} needs the package datasets, which is not installed; expected it for folders and hub ids; "
-            "mend: pip install 'sdo-toolkit[encode]'"
+            "fix: pip install 'sdo-toolkit[encode]'"
         ) from error
     if not progress:
         datasets.disable_progress_bars()
@@ -295,7 +295,7 @@ def load_whole(place: Place, config: str | None, split: str, *, progress: bool) 
     except Exception as error:  # datasets raises many kinds for missing, offline and malformed sources
         raise InputError(
             f"{what}: {error_line(error):.200}; expected a dataset that datasets can load; "
-            "mend: check name, configuration and split; offline, a hub dataset has to be in the local cache"
+            "fix: check name, configuration and split; offline, a hub dataset has to be in the local cache"
         ) from error
     return whole, positions
 
@@ -353,7 +353,7 @@ def _text_of(cell: Any, selection: Selection, where: str) -> str:
     what = f"{where}: column {selection.column!r}"
     if isinstance(cell, str):
         if selection.role is not None:
-            raise InputError(f"{what} holds text; expected a chat, as role is {selection.role!r}; mend: leave role out")
+            raise InputError(f"{what} holds text; expected a chat, as role is {selection.role!r}; fix: leave role out")
         text = cell
     elif isinstance(cell, list):
         text = _messages(cell, selection.role or "user", what)

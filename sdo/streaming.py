@@ -69,7 +69,7 @@ def encode_to_disk(
             waiting = []
     path = matrix.close()
     if seen != expected.rows or digest.hexdigest() != expected.texts_sha256:
-        raise InputError("the source changed while it was being embedded; expected it to stay; mend: run again")
+        raise InputError("the source changed while it was being embedded; expected it to stay; fix: run again")
     return path
 
 

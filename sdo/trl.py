@@ -164,7 +164,7 @@ class Handle:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             raise InputError(
                 "another trainer's organizer has taken over this trainer's model; expected one at a time; "
-                "mend: attach an organizer to this trainer again"
+                "fix: attach an organizer to this trainer again"
             )
 
         setattr(refuse, RETIRED, True)
@@ -229,13 +229,11 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             unit = "optimizer step" if self._layout is None else "generation batch"
             raise InputError(
                 f"one {unit} now takes {batch_samples(self._trainer)} samples; the plan was bound to "
-                f"{self._plan.batch_size} by attach; mend: set batch size and accumulation before attach"
+                f"{self._plan.batch_size} by attach; fix: set batch size and accumulation before attach"
             )
         layout = GenerationLayout.of(args)
         if layout != self._layout:
-            raise InputError(
-                f"the trainer now has {layout}; attach found {self._layout}; mend: attach after the change"
-            )
+            raise InputError(f"the trainer now has {layout}; attach found {self._layout}; fix: attach after the change")
         self._skipped = []
         if state.global_step > 0:
             self._skipped = _verify_checkpoint(state, self._plan, self._content, self._channel.steps_per_batch)
@@ -330,7 +328,7 @@ def _check_drawn(loader: Any, args: Any) -> None:
     expected = args.train_batch_size * getattr(args, "steps_per_generation", 1)
     if drawn is not None and drawn != expected:
         raise InputError(
-            f"the trainer's loader draws {drawn} samples at a time; expected {expected}, by its arguments; mend: set "
+            f"the trainer's loader draws {drawn} samples at a time; expected {expected}, by its arguments; fix: set "
             "per_device_train_batch_size before the trainer is built, and resume with the checkpoint's where "
             "transformers takes that, as 5.0 does (transformers#43708)"
         )
@@ -345,26 +343,26 @@ def _verify_checkpoint(state: Any, plan: Plan, content: str | None, steps_per_ba
     if not entry:
         raise InputError(
             f"the checkpoint at step {state.global_step} was written without an organizer; expected one that followed "
-            "this plan; mend: start a new run, or resume without attach"
+            "this plan; fix: start a new run, or resume without attach"
         )
     difference = describe_difference(entry["attributes"]["plan"], plan.describe())
     if difference is not None:
         raise InputError(
             f"the checkpoint at step {state.global_step} was written under another plan: {difference}; expected the "
-            "same, since the batches would differ; mend: use the same organizer, or start a new run"
+            "same, since the batches would differ; fix: use the same organizer, or start a new run"
         )
     before = entry["attributes"].get("dataset")
     if before is not None and content is not None and before != content:
         raise InputError(
             f"the checkpoint at step {state.global_step} was trained on other rows under the same ids: dataset = "
             f"{before[:16]} then and {content[:16]} now; expected the same dataset, prepared in the same way; "
-            "mend: use that, or start a new run"
+            "fix: use that, or start a new run"
         )
     before = entry["attributes"].get("steps_per_batch", 1)
     if before != steps_per_batch:
         raise InputError(
             f"at the checkpoint of step {state.global_step} a generation batch served {before} optimizer step(s), now "
-            f"{steps_per_batch}; expected the same, since steps would train other prompts; mend: keep "
+            f"{steps_per_batch}; expected the same, since steps would train other prompts; fix: keep "
             "steps_per_generation * num_iterations / gradient_accumulation_steps"
         )
     skipped: list[int] = entry["attributes"].get("skipped_steps", [])

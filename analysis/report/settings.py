@@ -71,11 +71,11 @@ def drawn_runs(names: Sequence[str], runs: Mapping[str, Run], most: int) -> list
     return [name for name in names if name in chosen]
 
 
-def not_drawn(drawn: Sequence[str], names: Sequence[str], mend: str) -> str:
+def not_drawn(drawn: Sequence[str], names: Sequence[str], fix: str) -> str:
     """Return a sentence on runs without a picture, to follow a caption; empty where all have one."""
     if len(drawn) == len(names):
         return ""
-    return f" Drawn: {len(drawn)} of {len(names)} runs; the others by {mend}."
+    return f" Drawn: {len(drawn)} of {len(names)} runs; the others by {fix}."
 
 
 def setting_alerts(runs: Mapping[str, Run]) -> list[str]:

@@ -195,7 +195,7 @@ def _comparable(setting: Setting, one: tuple[str, Mapping[str, Any]], first: tup
     if start != expected:
         raise InputError(
             f"{name} starts from weights {start}, {other} from {expected}; expected one start for all cells of a "
-            "setting; mend: give the new ones a setting of their own, or remove the older ones and run them again"
+            "setting; fix: give the new ones a setting of their own, or remove the older ones and run them again"
         )
     pairs = [
         (key, cell[key], reference[key])
@@ -208,7 +208,7 @@ def _comparable(setting: Setting, one: tuple[str, Mapping[str, Any]], first: tup
         if value != usual:
             raise InputError(
                 f"{name} was made with {key} = {value}, {other} with {usual}; expected one for all cells of a setting; "
-                "mend: remove the older one and run it again"
+                "fix: remove the older one and run it again"
             )
 
 

@@ -89,7 +89,7 @@ def prepare(wanted: Mapping[str, Any], folder: Path, shared: Path) -> Material:
             recorded = {key: kept["about"][key] for key in found if key in kept["about"]}
             starts.check(found, recorded, folder, kept["model"])
             return Material(folder, kept["model"], kept["about"])
-        raise InputError(f"{folder} holds other material than the setting asks for; mend: remove it, and its runs")
+        raise InputError(f"{folder} holds other material than the setting asks for; fix: remove it, and its runs")
     folder.mkdir(parents=True, exist_ok=True)
     about = makers[name](folder, shared, **arguments)
     model = about.pop("model")

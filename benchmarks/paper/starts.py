@@ -63,7 +63,7 @@ def weights_digest(model: Path) -> str:
             place |= dict.fromkeys(tensors.keys(), file)
     if not place:
         raise InputError(
-            f"{model} holds no .safetensors file; expected a model's weights; mend: remove it, to make it anew"
+            f"{model} holds no .safetensors file; expected a model's weights; fix: remove it, to make it anew"
         )
     found = hashlib.sha256()
     for name in sorted(place):
@@ -135,7 +135,7 @@ def check(found: Mapping[str, Any], wanted: Mapping[str, str], folder: Path, mod
     for name, digest in wanted.items():
         if found.get(name) != digest:
             raise InputError(
-                f"{places.get(name, f'{folder / name} has')} the SHA-256 {found.get(name)}; expected {digest}; mend: "
+                f"{places.get(name, f'{folder / name} has')} the SHA-256 {found.get(name)}; expected {digest}; fix: "
                 "remove that folder, take the versions of constraints.txt and the kept start as it is in git, and make "
                 "it anew"
             )

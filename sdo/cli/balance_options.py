@@ -94,7 +94,7 @@ def check_options(args: argparse.Namespace) -> None:
         raise InputError("--clusters is missing; expected how many clusters k-means should make of the embeddings")
     if args.labels is not None and args.clusters is not None:
         raise InputError(
-            "--labels and --clusters came; expected one of them; mend: leave --clusters out for given labels"
+            "--labels and --clusters came; expected one of them; fix: leave --clusters out for given labels"
         )
     if (args.prompts is None) != (args.column is None):
         raise InputError(
@@ -159,7 +159,7 @@ def _names(given: Sequence[tuple[str | None, Path]]) -> list[str]:
         names.append(shortest_suffix(parts, rest))
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"two runs are called {twice!r}; expected different names; mend: NAME=PATH")
+        raise InputError(f"two runs are called {twice!r}; expected different names; fix: NAME=PATH")
     return names
 
 

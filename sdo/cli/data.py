@@ -99,7 +99,7 @@ def load_rows(name: str | None, config: str | None, split: str, *, id_column: st
         place = locate(name)
         if place.kind == "file" and split_names(split) != ["train"]:
             raise InputError(
-                f"{name} is one file and has one split, train; got {split}; mend: a slice such as "
+                f"{name} is one file and has one split, train; got {split}; fix: a slice such as "
                 "dataset_test_split: train[1000:], or a folder with train.jsonl and test.jsonl"
             )
         rows, positions = load_whole(place, config, split, progress=sys.stderr.isatty())
@@ -142,7 +142,7 @@ def as_completions(dataset: Any, options: SFTColumns, tokenizer: Any, *, id_colu
         if not set(known) & set(dataset.column_names):
             raise InputError(
                 f"{what} has the columns {', '.join(dataset.column_names)}; expected one that TRL knows "
-                f"({', '.join(known)}); mend: name yours with prompt_column and completion_column"
+                f"({', '.join(known)}); fix: name yours with prompt_column and completion_column"
             )
         return dataset
     return _renamed(dataset, wanted, options.chat, tokenizer, id_column)
@@ -162,7 +162,7 @@ def as_pairs(dataset: Any, options: DPOColumns, tokenizer: Any, *, id_column: st
     if not {wanted["chosen"], wanted["rejected"]} <= set(dataset.column_names):
         raise InputError(
             f"{what} has the columns {', '.join(c for c in dataset.column_names if c != id_column)}; expected chosen "
-            "and rejected, and prompt unless both begin with it; mend: name yours with prompt_column, chosen_column "
+            "and rejected, and prompt unless both begin with it; fix: name yours with prompt_column, chosen_column "
             "and rejected_column"
         )
     if not any(named.values()):

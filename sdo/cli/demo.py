@@ -144,7 +144,7 @@ def _require_training() -> None:
         import trl  # noqa: F401
         from transformers import Trainer  # noqa: F401
     except ImportError as error:
-        raise InputError(f"training needs {error.name}; mend: pip install 'sdo-toolkit[train]'") from error
+        raise InputError(f"training needs {error.name}; fix: pip install 'sdo-toolkit[train]'") from error
 
 
 class _Clock:

@@ -54,7 +54,7 @@ class DemoFolder:
         if foreign:
             raise InputError(
                 f"{foreign[0]} stands where the demo would write, and no earlier demo lists it as its own; expected "
-                f"{', '.join(ENTRIES)} to be free in {self.out}; mend: choose another folder, or move the file"
+                f"{', '.join(ENTRIES)} to be free in {self.out}; fix: choose another folder, or move the file"
             )
         try_folder(self.out)
 

@@ -149,7 +149,7 @@ def _options_of(args: argparse.Namespace) -> dict[str, Any]:
         if given and encoder != args.encoder:
             flag = "--" + given[0].replace("_", "-")
             raise InputError(
-                f"{flag} belongs to --encoder {encoder}, and --encoder is {args.encoder}; mend: leave it out"
+                f"{flag} belongs to --encoder {encoder}, and --encoder is {args.encoder}; fix: leave it out"
             )
     defaults = _ONLY[args.encoder]
     return {name: default if getattr(args, name) is None else getattr(args, name) for name, default in defaults.items()}
@@ -201,7 +201,7 @@ def _by_lsa(
     if found.characters > LSA_MAX_CHARACTERS:
         raise InputError(
             f"{found.characters:,} characters of text; LSA fits on all of it in memory and takes "
-            f"{LSA_MAX_CHARACTERS:,} at most; mend: --encoder sentence-transformers streams any size, or --limit"
+            f"{LSA_MAX_CHARACTERS:,} at most; fix: --encoder sentence-transformers streams any size, or --limit"
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

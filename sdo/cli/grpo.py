@@ -53,7 +53,7 @@ def as_prompts(dataset: Any, options: GRPOColumns, tokenizer: Any, *, id_column:
     if column not in dataset.column_names:
         raise InputError(
             f"{what} has the columns {', '.join(c for c in dataset.column_names if c != id_column)}; expected prompt; "
-            "mend: name yours with prompt_column"
+            "fix: name yours with prompt_column"
         )
     if ready:
         require_named_columns(dataset, {"answer": options.answer_column}, id_column, what)

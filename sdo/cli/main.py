@@ -98,10 +98,10 @@ def _refused(prefix: str, message: str) -> int:
 def _words(error: OSError | MemoryError | RecursionError) -> str:
     """Say what the machine refused, of which file, and what to do."""
     if isinstance(error, RecursionError):
-        return f"{error_line(error)}; expected less deeply nested input; mend: look for a file of many brackets"
+        return f"{error_line(error)}; expected less deeply nested input; fix: look for a file of many brackets"
     if isinstance(error, MemoryError):
         said = f": {error}" if str(error) else ""
-        return f"not enough memory{said}; expected input that fits; mend: less of it, or more memory"
+        return f"not enough memory{said}; expected input that fits; fix: less of it, or more memory"
     if error.filename == STDOUT:  # else Python would stumble over it once more at its end
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -55,15 +55,15 @@ def check_outputs(out: Path, suffix: str | tuple[str, ...], *, overwrite: bool, 
     if length > _LONGEST_NAME:
         raise InputError(
             f"--out has a name of {length} bytes; expected at most {_LONGEST_NAME}, since working files beside it have "
-            "longer ones; mend: a shorter name"
+            "longer ones; fix: a shorter name"
         )
     record = out.with_suffix(".json")
     check_place(out, sources, files=(out, record))
     for path in (out, record):
         if path.is_dir():
-            raise InputError(f"{path} is a folder; expected a file's name; mend: choose another --out")
+            raise InputError(f"{path} is a folder; expected a file's name; fix: choose another --out")
         if os.path.lexists(path) and not overwrite:
-            raise InputError(f"{path} exists; expected a new file; mend: choose another --out, or add --overwrite")
+            raise InputError(f"{path} exists; expected a new file; fix: choose another --out, or add --overwrite")
     try_folder(out.parent)
     return record
 
@@ -120,7 +120,7 @@ def check_place(
     InputError
         In one line. Links are followed, so that another name of the same place is found out.
     """
-    mend = f"mend: choose another {option}"
+    fix = f"fix: choose another {option}"
     with _named(out, option):
         place = Path(os.path.realpath(out))
         targets = {os.path.realpath(file): file for file in files}
@@ -128,19 +128,19 @@ def check_place(
             if is_run_folder(folder):
                 where = "a run folder" if folder == place else f"in the run folder {folder}"
                 raise InputError(
-                    f"{option} {out} is {where}, whose tables could no longer be read; expected a place outside; {mend}"
+                    f"{option} {out} is {where}, whose tables could no longer be read; expected a place outside; {fix}"
                 )
     for source in sources:
         if source is None or not os.path.exists(source):
             continue
         read = Path(os.path.realpath(source))
         if read.is_dir() and read in (place, *place.parents):
-            raise InputError(f"{option} {out} is in the folder {source}, which is read; expected another place; {mend}")
+            raise InputError(f"{option} {out} is in the folder {source}, which is read; expected another place; {fix}")
         beside = [read.with_suffix(".json")] if read.suffix.lower() in _WITH_RECORD else []
         for path in (read, *beside):
             if str(path) in targets:
                 over = f"would write over its own source {targets[str(path)]}"
-                raise InputError(f"{option} {out} {over}; expected another name; {mend}")
+                raise InputError(f"{option} {out} {over}; expected another name; {fix}")
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -199,7 +199,7 @@ def _named(path: Path, option: str = "--out") -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = "a file stands there" if isinstance(error, FileExistsError) else getattr(error, "strerror", error)
         raise InputError(
-            f"{option} {path} cannot be written: {reason}; expected a folder of yours; mend: choose another {option}"
+            f"{option} {path} cannot be written: {reason}; expected a folder of yours; fix: choose another {option}"
         ) from error
 
 

@@ -105,7 +105,7 @@ def _check(args: argparse.Namespace) -> None:
     embeddings = (merged.get("organizer") or {}).get("embeddings")
     if not embeddings:
         raise InputError(
-            "--embeddings is missing; expected a matrix, one row a training sample; mend: sdo embed makes one"
+            "--embeddings is missing; expected a matrix, one row a training sample; fix: sdo embed makes one"
         )
     named = (args.config, merged.get("model_name_or_path"), merged.get("dataset_name"), embeddings)
     read = [one for one in named if isinstance(one, str)]

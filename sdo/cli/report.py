@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from analysis.report import SECTIONS, build_report
 
     if not args.runs and not args.predictions:
-        raise InputError("neither run folders nor --predictions came; mend: sdo report RUN --out report.html")
+        raise InputError("neither run folders nor --predictions came; fix: sdo report RUN --out report.html")
     if args.redraws < 0:
         raise InputError(f"--redraws {args.redraws}: expected a number from 0")
     sources = (*args.runs, *sources_of(args), args.run_embeddings)

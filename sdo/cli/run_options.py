@@ -64,7 +64,7 @@ def unique_names(paths: list[Path]) -> list[str]:
     """
     for path in paths:
         if os.fsencode(path) != str(path).encode(errors="replace"):
-            raise InputError(f"{path}: the name is no UTF-8; expected one that Parquet readers take; mend: rename it")
+            raise InputError(f"{path}: the name is no UTF-8; expected one that Parquet readers take; fix: rename it")
     parts = [real(path).parts for path in paths]
     for i, one in enumerate(parts):
         if one in parts[:i]:

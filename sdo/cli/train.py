@@ -121,7 +121,7 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
         for name in names:
             value = values.get(name)
             if isinstance(value, int | float) and not fits(value):
-                raise InputError(f"{name} is {value}; expected a number {expected}; mend: leave it out for its default")
+                raise InputError(f"{name} is {value}; expected a number {expected}; fix: leave it out for its default")
 
 
 def _build(cls: type, values: Mapping[str, Any]) -> Any:
@@ -154,7 +154,7 @@ def build_organizer(options: OrganizerSection, rows: Rows, training_seed: int) -
     if embeddings is None and "embeddings" in organizer_spec(options.name).needs:
         raise InputError(
             "organizer.embeddings is missing; expected the path of a matrix, one row a training sample; "
-            "mend: sdo embed makes one"
+            "fix: sdo embed makes one"
         )
     n_samples = _count_samples(options, rows) if embeddings is None else len(embeddings)
     organizer = make_organizer(options.name, OrganizerInputs(n_samples, embeddings), {**options.options, "seed": seed})
@@ -164,7 +164,7 @@ def build_organizer(options: OrganizerSection, rows: Rows, training_seed: int) -
             raise InputError(
                 f"embeddings {options.embeddings} have {organizer.n_samples} rows, the dataset has {rows.whole}, of "
                 f"which {n_rows} are trained on; expected one embedding row for each dataset row; "
-                f"mend: embed the same data, or give the data a column {options.id_column!r} that names the rows"
+                f"fix: embed the same data, or give the data a column {options.id_column!r} that names the rows"
             )
     if options.embeddings is not None:
         _check_texts(Path(options.embeddings), rows, options.id_column)
@@ -203,7 +203,7 @@ def _count_samples(options: OrganizerSection, rows: Rows) -> int:
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise InputError(
             f"column {options.id_column!r} holds other things than row numbers, and organizer.embeddings is missing; "
-            "expected integers from 0, or embeddings with these ids; mend: name the matrix or another id_column"
+            "expected integers from 0, or embeddings with these ids; fix: name the matrix or another id_column"
         )
     return 1 + int(max(ids))
 

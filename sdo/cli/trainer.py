@@ -162,7 +162,7 @@ def prepare(method: Method, args: argparse.Namespace, *, scratch: str | None = N
         import transformers
         import trl
     except ImportError as error:
-        raise InputError(f"training needs {error.name}; mend: pip install 'sdo-toolkit[train]'") from error
+        raise InputError(f"training needs {error.name}; fix: pip install 'sdo-toolkit[train]'") from error
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
     config = getattr(trl, method.config)
@@ -201,13 +201,13 @@ def _check_outputs(setup: Setup, script: Any, training: Any, model: Any) -> None
     if run is not None and Path(os.path.realpath(run)) in (place, *place.parents):
         raise InputError(
             f"output_dir {training.output_dir} is in recorder.out {run}; expected a place outside the run folder; "
-            "mend: choose another output_dir"
+            "fix: choose another output_dir"
         )
     name = model.model_name_or_path
     if os.path.isdir(name) and str(place) == os.path.realpath(name):
         raise InputError(
             f"output_dir {training.output_dir} is the folder of the model that is trained; expected another, since the "
-            "trained model would replace it; mend: choose another output_dir"
+            "trained model would replace it; fix: choose another output_dir"
         )
     if os.environ.get("RANK", "0") == "0":  # one process tries and tidies for all of a launch
         setup.missing = [missing for folder in folders.values() for missing in missing_folders(folder)]
@@ -294,7 +294,7 @@ def _adapter(make: Callable[[Any], Any], model: Any) -> Any:
     try:
         return make(model)
     except (ImportError, ValueError) as error:
-        raise InputError(f"use_peft: {error}; mend: pip install 'sdo-toolkit[lora]'") from error
+        raise InputError(f"use_peft: {error}; fix: pip install 'sdo-toolkit[lora]'") from error
 
 
 @contextlib.contextmanager
@@ -346,7 +346,7 @@ def train(setup: Setup) -> int:
     if setup.resume is not None and result.global_step == global_step(Path(setup.resume)):
         print(
             f"nothing was trained: the run had ended at step {result.global_step} of {trainer.state.max_steps}; "
-            "mend: a larger max_steps or num_train_epochs, or start a new run"
+            "fix: a larger max_steps or num_train_epochs, or start a new run"
         )
         return 0
     if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":

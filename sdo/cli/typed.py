@@ -82,7 +82,7 @@ def _choices(hint: Any) -> list[Any]:
 
 
 def wanted(hint: Any, value: Any) -> str:
-    """Describe what a field takes, and how to mend the value that came.
+    """Describe what a field takes, and how to fix the value that came.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ def test_numbers_are_those_of_the_functions():
     assert cluster["runs"]["a"] == {"n": 10, "accuracy": accuracy, "interval": wilson([accuracy], [10])[0].tolist()}
     assert not cluster["small"]
     assert cluster["keywords"] is None
-    assert "mend: --prompts" in cluster["reason"]
+    assert "fix: --prompts" in cluster["reason"]
 
 
 def test_a_run_does_not_depend_on_its_company():
@@ -98,7 +98,7 @@ def test_a_run_does_not_depend_on_its_company():
 def test_baseline_by_name():
     found = summary([run("a"), run("b", seed=1), run("c", seed=2)], baseline="c")
     assert [(one["baseline"], one["run"]) for one in found.content["comparisons"]] == [("c", "a"), ("c", "b")]
-    with pytest.raises(InputError, match="no run is called 'd'; expected one of a, b; mend: --baseline"):
+    with pytest.raises(InputError, match="no run is called 'd'; expected one of a, b; fix: --baseline"):
         summary([run("a"), run("b")], baseline="d")
 
 

@@ -96,7 +96,7 @@ def test_whole_floats_are_ids_and_strings_in_csv_stay_strings(tmp_path):
         ({"sample_id": 1.5, "correct": 1}, "line 2: sample_id is 1.5"),
         (
             {"sample_id": 2**63, "correct": 1},
-            "line 2: sample_id is 9223372036854775808; expected an integer of 64 bits or a string; mend",
+            "line 2: sample_id is 9223372036854775808; expected an integer of 64 bits or a string; fix",
         ),
         ({"sample_id": -(2**63) - 1, "correct": 1}, "line 2: sample_id is -9223372036854775809; expected"),
         ({"sample_id": 1e300, "correct": 1}, "line 2: sample_id is 1"),
@@ -104,7 +104,7 @@ def test_whole_floats_are_ids_and_strings_in_csv_stay_strings(tmp_path):
         ({"sample_id": 1, "is_correct": 1}, "line 2: no column 'correct'; columns there: 'sample_id', 'is_correct'"),
         (
             {"sample_id": 0, "correct": 1},
-            r"sample ids come more than once: 0 \(1 of them\); expected each once; mend",
+            r"sample ids come more than once: 0 \(1 of them\); expected each once; fix",
         ),
         ({"sample_id": "a", "correct": 1}, "mix integers and strings"),
     ],
@@ -151,7 +151,7 @@ def test_sample_log_of_the_harness(tmp_path):
     assert read_predictions(path, filter="flexible-extract").score.tolist() == [1, 0, 0]
     with pytest.raises(InputError, match="no filter 'none'; filters there: strict-match, flexible-extract"):
         read_predictions(path, filter="none")
-    with pytest.raises(InputError, match="no metric 'acc'; metrics in \\[0, 1\\] there: exact_match; mend: --metric"):
+    with pytest.raises(InputError, match="no metric 'acc'; metrics in \\[0, 1\\] there: exact_match; fix: --metric"):
         read_predictions(path, metric="acc")
 
 
@@ -176,7 +176,7 @@ def test_default_metric_is_a_score_in_all_rows(tmp_path):
     path = jsonl(tmp_path / "samples_t.jsonl", rows)
     assert read_predictions(path).score.tolist() == [0, 1, 0, 1]
     assert read_predictions(path).source["metric"] == "bleu_acc"
-    with pytest.raises(InputError, match=r"line 2: bleu_diff is -1\.5; .*; metrics in \[0, 1\] there: bleu_acc; mend"):
+    with pytest.raises(InputError, match=r"line 2: bleu_diff is -1\.5; .*; metrics in \[0, 1\] there: bleu_acc; fix"):
         read_predictions(path, metric="bleu_diff")
     # Under the first filter nothing is a score in all rows; a hole is none.
     rows = [harness(i, "none", acc=None if i else 1.0) for i in range(2)] + [
@@ -226,9 +226,9 @@ def test_one_measure_from_what_all_logs_have(tmp_path):
     with pytest.raises(InputError) as caught:
         read_all_predictions([one, several])
     assert "a.jsonl: exact_match (filter strict-match), exact_match (filter none); " in str(caught.value)
-    assert "c.jsonl: acc, acc_norm (filter none); mend: --metric" in str(caught.value)
+    assert "c.jsonl: acc, acc_norm (filter none); fix: --metric" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(InputError, match=r"b\.jsonl has no filter 'strict-match'; filters there: none; mend"):
+    with pytest.raises(InputError, match=r"b\.jsonl has no filter 'strict-match'; filters there: none; fix"):
         read_all_predictions([one, two], filter="strict-match")
     with pytest.raises(
         InputError, match=r"c\.jsonl, line 1: no metric 'exact_match'; metrics in \[0, 1\] there: acc, acc"
@@ -240,7 +240,7 @@ def test_options_of_another_kind_of_file_are_refused(tmp_path):
     table = jsonl(tmp_path / "a.jsonl", [{"sample_id": 0, "correct": 1}])
     log = jsonl(tmp_path / "b.jsonl", [harness(0, acc=1)])
     for option in ({"metric": "acc"}, {"filter": "none"}, {"evaluation": "x"}, {"step": 3}):
-        with pytest.raises(InputError, match=r"^--\w+ \w+: it is for (sample logs|run folders).*, and none came; mend"):
+        with pytest.raises(InputError, match=r"^--\w+ \w+: it is for (sample logs|run folders).*, and none came; fix"):
             read_predictions(table, **option)
     assert [len(one) for one in read_all_predictions([table, log], metric="acc")] == [1, 1]
     for wrong in ({"paths": []}, {"paths": str(table)}, {"paths": [table], "names": ["a", "b"]}):
@@ -266,7 +266,7 @@ def test_run_folder(make_run):
     assert got.notes == ("run: run folder, evaluation correct, step 9, of 2 evaluated steps",)
     assert read_predictions(path, step=4).score.tolist() == [0, 0, 0]
     assert read_predictions(path, evaluation="judge").score.tolist() == [0.5, 0.5, 0.5]
-    with pytest.raises(InputError, match=r"correct was not evaluated at step 5; the last steps are 4, 9; mend: --step"):
+    with pytest.raises(InputError, match=r"correct was not evaluated at step 5; the last steps are 4, 9; fix: --step"):
         read_predictions(path, step=5)
     with pytest.raises(
         InputError, match=r"no evaluation 'x'; there: correct, loss, judge \(with all .*: correct, judge\)"
@@ -307,14 +307,14 @@ def test_run_folders_are_read_by_an_evaluation_that_all_have(make_run):
     with pytest.raises(InputError) as caught:
         read_all_predictions([one, three])
     assert "one: correct, judge, loss (with all scores in [0, 1]: correct, judge); " in str(caught.value)
-    assert "three: loss (with all scores in [0, 1]: none); mend: --evaluation NAME" in str(caught.value)
+    assert "three: loss (with all scores in [0, 1]: none); fix: --evaluation NAME" in str(caught.value)
     with pytest.raises(InputError, match="no evaluation 'correct' in all of them; there: "):
         read_all_predictions([one, two], evaluation="correct")
 
 
 def test_run_folder_without_an_evaluation_that_fits(make_run):
     run = make_run()
-    with pytest.raises(InputError, match=r"logged no evaluations; mend: recorder\.log_evaluation"):
+    with pytest.raises(InputError, match=r"logged no evaluations; fix: recorder\.log_evaluation"):
         read_predictions(run.path)
     evaluations(run, [(0, "a", 0, 1.0), (0, "b", 0, 0.0)])
     with pytest.raises(InputError, match="which evaluation is meant is open; there: a, b"):

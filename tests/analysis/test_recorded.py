@@ -267,7 +267,7 @@ def test_rewards_of_several_seeds_are_compared_over_windows(make_run):
 def test_a_run_of_completions_without_rewards_is_not_sent_to_an_eval_dataset(make_run):
     """TRL evaluates GRPO out of the recorder's sight."""
     runs = [Run.open(make_run(f"r{i}").info(seeds={"seed": i % 2}, trainer=GENERATES).path) for i in range(4)]
-    with pytest.raises(InputError, match=r"no evaluation in common.*none, …\); mend: log scores by recorder"):
+    with pytest.raises(InputError, match=r"no evaluation in common.*none, …\); fix: log scores by recorder"):
         compare_seeds(pair_runs(runs[:2], runs[2:]))
 
 

@@ -141,7 +141,7 @@ def test_embeddings_are_found_and_verified(saved, tmp_path, make_planned):
     run = Run.open(writer.path)
     assert find_embeddings(run).fingerprint == saved.fingerprint
     (tmp_path / "E.npy").rename(tmp_path / "moved.npy")
-    with pytest.raises(InputError, match="is not there; mend: say where"):
+    with pytest.raises(InputError, match="is not there; fix: say where"):
         find_embeddings(run)
     assert find_embeddings(run, tmp_path / "moved.npy").fingerprint == saved.fingerprint
     np.save(tmp_path / "other.npy", np.eye(40, 6, dtype=np.float32) + 1)

@@ -233,7 +233,7 @@ def test_ties_are_found_with_missing_rewards_and_rounding():
 def test_without_an_organizer_the_recorder_asks_for_the_trainer(tokenizer, tmp_path):
     trainer = make(tokenizer, tmp_path, (4, 1, 2, 1, 1), steps=1)
     trainer.add_callback(GradientRecorder(tmp_path / "run"))
-    with pytest.raises(InputError, match=r"mend: GradientRecorder\(\.\.\., trainer=trainer\)"):
+    with pytest.raises(InputError, match=r"fix: GradientRecorder\(\.\.\., trainer=trainer\)"):
         trainer.train()
     assert not (tmp_path / "run").exists()
     assert IdChannel.peek(trainer.model) is None
@@ -343,7 +343,7 @@ def test_the_doctor_says_what_a_recorder_lacks(tokenizer, tmp_path):
     assert doctor(trainer).ok  # what a recorder with its default options, and the trainer, would give
     assert "compute_loss" not in vars(trainer)
     trainer.add_callback(GradientRecorder(tmp_path / "run"))
-    assert any("mend: GradientRecorder(..., trainer=trainer)" in reason for reason in doctor(trainer).refused)
+    assert any("fix: GradientRecorder(..., trainer=trainer)" in reason for reason in doctor(trainer).refused)
 
 
 def test_the_doctor_forecasts_what_is_written(tokenizer, tmp_path):
@@ -362,4 +362,4 @@ def test_the_doctor_forecasts_what_is_written(tokenizer, tmp_path):
 def test_another_trl_is_refused_with_the_one_that_is_supported():
     """The trainer of a release whose methods have other names."""
     (refusal,) = unfollowed(object())
-    assert refusal.endswith(f"of a TRL release from {OLDEST_TRL}; mend: pip install 'trl>={OLDEST_TRL}'")
+    assert refusal.endswith(f"of a TRL release from {OLDEST_TRL}; fix: pip install 'trl>={OLDEST_TRL}'")

@@ -191,7 +191,7 @@ def test_an_iterable_dataset(kit, tmp_path):
     trainer.train_dataset = Streamed()
     diagnosis = refused(trainer)
     assert diagnosis.refused == (
-        "the training dataset is iterable; expected a map-style dataset, whose rows have positions; mend: load it "
+        "the training dataset is iterable; expected a map-style dataset, whose rows have positions; fix: load it "
         "without streaming",
     )
     assert (diagnosis.samples, diagnosis.micro_step, diagnosis.disk) == (None, None, ())
@@ -215,7 +215,7 @@ def test_a_collator_that_fails_is_what_training_would_end_with(kit, tmp_path):
 def test_rows_without_padding_have_no_sample_rows(kit, tmp_path):
     args = {"packing": True, "max_length": 64}
     trainer = kit.Recorded(tmp_path, kit.Case(max_steps=1, args=args)).trainer
-    assert "mend: padding_free=False, or signals=['weight']" in refused(trainer).refused[-1]
+    assert "fix: padding_free=False, or signals=['weight']" in refused(trainer).refused[-1]
 
 
 def test_a_loss_that_is_no_number_is_no_good_sign(kit, tmp_path):
@@ -223,7 +223,7 @@ def test_a_loss_that_is_no_number_is_no_good_sign(kit, tmp_path):
     with torch.no_grad():
         trainer.model.get_decoder().norm.weight.fill_(float("nan"))
     diagnosis = refused(trainer)
-    assert diagnosis.refused[0].startswith("the loss of the micro-step is nan; expected a finite one; mend: look for")
+    assert diagnosis.refused[0].startswith("the loss of the micro-step is nan; expected a finite one; fix: look for")
     found = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
     assert (found["micro_step"]["loss"], found["micro_step"]["loss_reason"]) == (None, "the loss is nan")
 

@@ -17,15 +17,15 @@ from sdo import InputError
 
 LAUNCHES = [
     ({"n_gpu": 4}, r"4 devices in one process \(nn.DataParallel\).*torchrun --nproc-per-node 4"),
-    ({"deepspeed": {"zero_optimization": {"stage": 2}}}, "DeepSpeed.*mend: launch without DeepSpeed, with fsdp=True"),
-    ({"fsdp": True, "fsdp_config": {"version": 1}}, "FSDP version 1.*mend: fsdp_config={'version': 2}"),
+    ({"deepspeed": {"zero_optimization": {"stage": 2}}}, "DeepSpeed.*fix: launch without DeepSpeed, with fsdp=True"),
+    ({"fsdp": True, "fsdp_config": {"version": 1}}, "FSDP version 1.*fix: fsdp_config={'version': 2}"),
     ({"fsdp": "full_shard", "fsdp_config": {}}, "FSDP version 1"),  # the default of transformers before 5.24
     ({"fsdp": True, "fsdp_plugin_args": {"fsdp_version": 1}, "fsdp_config": {}}, "FSDP version 1"),
-    ({"parallelism_config": SimpleNamespace(tp_size=2)}, "tp_size = 2.*mend: tp_size=1"),
+    ({"parallelism_config": SimpleNamespace(tp_size=2)}, "tp_size = 2.*fix: tp_size=1"),
     ({"parallelism_config": SimpleNamespace(tp_size=1, cp_size=4)}, "cp_size = 4"),
-    ({"accelerator_config": SimpleNamespace(split_batches=True)}, "split_batches=True; .*mend: leave it out"),
-    ({"accelerator_config": SimpleNamespace(dispatch_batches=True)}, "dispatch_batches=True; .*mend: leave it out"),
-    ({"accelerator_config": SimpleNamespace(even_batches=False)}, "even_batches=False; .*mend: leave it True"),
+    ({"accelerator_config": SimpleNamespace(split_batches=True)}, "split_batches=True; .*fix: leave it out"),
+    ({"accelerator_config": SimpleNamespace(dispatch_batches=True)}, "dispatch_batches=True; .*fix: leave it out"),
+    ({"accelerator_config": SimpleNamespace(even_batches=False)}, "even_batches=False; .*fix: leave it True"),
 ]
 
 
@@ -108,7 +108,7 @@ IDS = [[5, 6, 7], [8, 9]]
 )
 def test_a_dataset_of_which_nothing_is_trained_is_refused(labels, shifts):
     dataset = Dataset.from_dict({"input_ids": IDS, "labels": labels})
-    with pytest.raises(InputError, match=r"no token of the training dataset's 2 row\(s\) is .*; mend: look at"):
+    with pytest.raises(InputError, match=r"no token of the training dataset's 2 row\(s\) is .*; fix: look at"):
         require_trained_tokens(dataset, shifts=shifts)
 
 

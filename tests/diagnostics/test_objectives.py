@@ -409,14 +409,14 @@ def test_a_model_without_vectors_of_one_width_is_refused_by_name(tmp_path):
     trainer = make_trainer(tmp_path, tf.ResNetForImageClassification(config), columns, eval_strategy="no")
     assert "ResNetForImageClassification has no hidden_size" in doctor(trainer).refused[0]
     trainer.add_callback(GradientRecorder(tmp_path / "run"))
-    with pytest.raises(InputError, match=r"has no hidden_size.*mend: signals=\['weight'\]"):
+    with pytest.raises(InputError, match=r"has no hidden_size.*fix: signals=\['weight'\]"):
         trainer.train()
 
 
 def test_gradients_of_answers_cancel_over_positions(tmp_path):
     trainer = make_trainer(tmp_path, make("answers"), CASES["answers"][1])
     (refusal,) = doctor(trainer).refused
-    assert "a softmax over the positions, so that their gradients sum to zero; mend: signals=['weight']" in refusal
+    assert "a softmax over the positions, so that their gradients sum to zero; fix: signals=['weight']" in refusal
     trainer.add_callback(GradientRecorder(tmp_path / "run"))
     with pytest.raises(InputError, match="a softmax over the positions"):
         trainer.train()

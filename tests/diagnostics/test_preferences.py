@@ -531,7 +531,7 @@ def test_an_organizer_is_refused_where_kto_pairs_neighbours_of_the_dataset(kit, 
     data = [{"prompt": r["prompt"], "completion": r["chosen"], "label": True} for r in make_pairs(kit, PAIRS)]
     paired = untrained(kit, tmp_path / "kl", KTOTrainer, KTOConfig, data)
     assert ["loss_type 'kto' is set" in reason for reason in refusals(paired, organizer())] == [True]
-    with pytest.raises(InputError, match="mend: loss_type='apo_zero_unpaired'"):
+    with pytest.raises(InputError, match="fix: loss_type='apo_zero_unpaired'"):
         attach(paired, organizer())
     free = untrained(kit, tmp_path / "free", KTOTrainer, KTOConfig, data, loss_type="apo_zero_unpaired")
     handle = attach(free, organizer())
@@ -553,7 +553,7 @@ def test_what_a_reward_trainer_lacks_is_refused(preferred, tmp_path, signals, wh
     trainer.add_callback(GradientRecorder(tmp_path / "run", signals=signals))
     try:
         with pytest.raises(
-            InputError, match=rf"does not exist for a RewardTrainer: .*{why}; mend: signals=\['weight'\]"
+            InputError, match=rf"does not exist for a RewardTrainer: .*{why}; fix: signals=\['weight'\]"
         ):
             trainer.train()
     finally:

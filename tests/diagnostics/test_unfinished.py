@@ -59,7 +59,7 @@ def test_an_interrupted_recording_ends_where_another_training_takes_its_model(ki
         second = kit.Recorded(tmp_path / "second", case, model=first.trainer.model)
         second.train()
     told = [str(one.message) for one in heard if one.category is UserWarning]
-    assert sum("had not ended" in one and "mend: recorder.close()" in one for one in told) == 1
+    assert sum("had not ended" in one and "fix: recorder.close()" in one for one in told) == 1
     assert sum("organizer of an earlier trainer" in one for one in told) == organizer
     assert (status(first.folder), status(second.folder)) == ("failed", "finished")
     assert len(first.rows("steps")) == 2  # what it had is written
@@ -203,6 +203,6 @@ def test_evaluating_without_padding_names_the_reason(kit, tmp_path):
     case = kit.Case(batch=3, max_steps=1, args={**args, "eval_strategy": "steps", "eval_steps": 1})
     trainer = kit.make_trainer(tmp_path / "trainer", case)
     trainer.add_callback(GradientRecorder(tmp_path / "run", signals=["weight"]))
-    with pytest.warns(UserWarning, match="single rows of several samples, without padding.*mend: padding_free=False"):
+    with pytest.warns(UserWarning, match="single rows of several samples, without padding.*fix: padding_free=False"):
         trainer.train()
     assert not (tmp_path / "run" / "evaluations").exists()

@@ -63,7 +63,7 @@ def test_without_an_extra_the_remedy_is_named(name):
     code = f"import sys; sys.modules['torch'] = None; from {package} import {member or 'GradientRecorder'}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("; mend: pip install 'sdo-toolkit[train]'")
+    assert done.stderr.splitlines()[-1].endswith("; fix: pip install 'sdo-toolkit[train]'")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -345,7 +345,7 @@ def _a_kept_start_gives_the_same_material(wanted, made, tmp_path, monkeypatch):
     assert taken.about["start"] == slow.hexdigest() == starts.weights_digest(tmp_path / "kept" / "mine")
     assert np.load(tmp_path / "t" / "embeddings.npy").dtype == np.float16
     with pytest.raises(
-        InputError, match=r"^the weights of .*model have the SHA-256 [0-9a-f]{64}; expected 0123; mend: [^\n]*$"
+        InputError, match=r"^the weights of .*model have the SHA-256 [0-9a-f]{64}; expected 0123; fix: [^\n]*$"
     ):
         material_module.prepare({**begun, "digests": {"start": "0123"}}, tmp_path / "u", tmp_path)
     with pytest.raises(InputError, match="there is no kept start"):
@@ -731,7 +731,7 @@ def test_undefined_figures_are_left_out_of_tables():
 
 
 def test_the_page_is_made_of_the_committed_figures(tmp_path):
-    """A page that was not made anew after a cell was added fails here; mend: python -m benchmarks.paper page."""
+    """A page that was not made anew after a cell was added fails here; fix: python -m benchmarks.paper page."""
     files = write(tmp_path)
     assert files[0].read_text(encoding="utf-8") == (DOCS / "results.md").read_text(encoding="utf-8")
     for file in files[1:]:

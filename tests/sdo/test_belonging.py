@@ -56,7 +56,7 @@ def test_ids_of_ones_own_are_refused_beside_embeddings_in_file_order(here, capsy
     assert run("sft") == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert "column 'sample_id' names another order" in line
-    assert "mend: sdo embed --id-column sample_id" in line
+    assert "fix: sdo embed --id-column sample_id" in line
     assert run("doctor") == 1
     assert "names another order" in capsys.readouterr().out
     assert (

@@ -92,7 +92,7 @@ def test_a_run_that_a_callback_stopped_is_told_from_one_that_ended(tmp_path, ste
     control = {"TrainerControl": {"args": {"should_training_stop": stop}, "attributes": {}}}
     state = {"global_step": step, "max_steps": last, "stateful_callbacks": control}
     found = stopped_by_callback(save(tmp_path, step, json.dumps(state)))
-    said = f"a callback had stopped the run at step {step} of {last}; mend: start a new run to train on"
+    said = f"a callback had stopped the run at step {step} of {last}; fix: start a new run to train on"
     assert found == (said if stop and step < last else None)
 
 

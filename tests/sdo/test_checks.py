@@ -75,7 +75,7 @@ def test_an_empty_list_holds_no_ids():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([True, False], "hold True and False; expected whole numbers; mend: numpy.flatnonzero"),
+        ([True, False], "hold True and False; expected whole numbers; fix: numpy.flatnonzero"),
         ([0.0, 1.0], "hold float64, such as 0.0; expected whole numbers"),
         ([0.5, 1.7], "hold float64, such as 0.5; expected whole numbers"),
         (["1"], "hold <U1, such as '1'"),

@@ -69,7 +69,7 @@ def test_nothing_is_dropped_at_the_end_of_an_epoch():
 def test_a_generation_batch_must_fill_whole_steps(tokenizer, tmp_path):
     trainer = make(tokenizer, tmp_path, (4, 2, 2, 3, 1))
     organizer = Uniform(N, seed=1)
-    with pytest.raises(InputError, match=r"expected a multiple; mend: .*multiple of 2"):
+    with pytest.raises(InputError, match=r"expected a multiple; fix: .*multiple of 2"):
         attach(trainer, organizer)
     assert any("expected a multiple" in refusal for refusal in refusals(trainer, organizer))
     assert "_get_train_sampler" not in vars(trainer)

@@ -103,7 +103,7 @@ def test_rows_outside_the_embeddings_are_refused(rows, message):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.arange(23) % 2 == 0, "rows hold True and False; .*; mend: numpy.flatnonzero"),
+        (np.arange(23) % 2 == 0, "rows hold True and False; .*; fix: numpy.flatnonzero"),
         ([0.5, 1.7], "rows hold float64"),
         ([[0, 1], [2, 3]], r"rows have shape \(2, 2\)"),
         (np.ma.masked_array([0, 1, 2], mask=[0, 1, 0]), "rows hold masked entries"),

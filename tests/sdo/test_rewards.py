@@ -133,7 +133,7 @@ def test_answers_without_a_number_are_refused():
         gsm8k("key")(completions=["1"], key=["none"])
     with pytest.raises(InputError, match="no column 'answer', where the reward looks"):
         gsm8k()(completions=["1"])
-    with pytest.raises(InputError, match="mend: name the column of answers with answer_column"):
+    with pytest.raises(InputError, match="fix: name the column of answers with answer_column"):
         check_answers(["1", "two"])
 
 
@@ -163,7 +163,7 @@ def test_rewards_are_found_by_name_and_by_module(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def f(:\n", r"broken\.py, line 1: invalid syntax; expected Python; mend: "),
+        ("def f(:\n", r"broken\.py, line 1: invalid syntax; expected Python; fix: "),
         (
             "import os\nimport no_such_package.part\n",
             r"broken\.py, line 2: there is no module 'no_such_package', which broken ",

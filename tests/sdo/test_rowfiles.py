@@ -57,7 +57,7 @@ def test_columns_and_whole_numbers():
 @pytest.mark.parametrize(
     ("suffix", "text", "message"),
     [
-        (".csv", b"a,b,a\n1,2,3\n", "^{path}: 'a' stands there 2 times; expected each name once; mend"),
+        (".csv", b"a,b,a\n1,2,3\n", "^{path}: 'a' stands there 2 times; expected each name once; fix"),
         (".csv", b"a,b,b,b\n", "^{path}: 'b' stands there 3 times"),
         (".jsonl", b'{"a": 1}\n{"a": 1, "b": 2, "a": 3}\n', "^{path}, line 2: 'a' stands there 2 times"),
         (".jsonl", b'{"a": [{"role": "x", "role": "y"}]}\n', "^{path}, line 1: 'role' stands there 2 times"),

@@ -71,7 +71,7 @@ def test_a_folder_is_known_by_its_contents(folder, tmp_path):
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"num_attention_heads": 2', '"num_attention_heads": 4'))
     assert find_model(str(copy)).identity != first.identity
-    with pytest.raises(InputError, match=r"--revision main: .* is a local folder and has none; mend: leave it out"):
+    with pytest.raises(InputError, match=r"--revision main: .* is a local folder and has none; fix: leave it out"):
         find_model(str(copy), "main")
 
 
@@ -99,7 +99,7 @@ def test_offline_and_not_cached_is_said_at_once(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = (
         r"^--model org/none \(hub id\), revision main, is not in the local cache, and the hub is switched off "
-        r"\(HF_HUB_OFFLINE\); expected a model that is there; mend: fetch it once with a network, or give the folder"
+        r"\(HF_HUB_OFFLINE\); expected a model that is there; fix: fetch it once with a network, or give the folder"
     )
     with pytest.raises(InputError, match=message):
         find_model("org/none")
@@ -146,7 +146,7 @@ def test_a_hub_that_cannot_be_reached_leaves_the_cache(monkeypatch):
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"not installed; mend: pip install 'sdo-toolkit\[encode\]', or --encoder lsa"):
+    with pytest.raises(InputError, match=r"not installed; fix: pip install 'sdo-toolkit\[encode\]', or --encoder lsa"):
         find_model("org/model")
 
 

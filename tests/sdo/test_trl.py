@@ -393,7 +393,7 @@ def test_dropped_rows_leave_a_plan_over_the_rest(make):
     assert {0, 9}.isdisjoint(i for batch in trainer.probe.batches for i in batch)
 
 
-ADD = r"mend: dataset = dataset\.add_column\('sample_id', list\(range\(len\(dataset\)\)\)\)"
+ADD = r"fix: dataset = dataset\.add_column\('sample_id', list\(range\(len\(dataset\)\)\)\)"
 
 
 def test_dropped_rows_without_a_column_are_refused(make):
@@ -624,7 +624,7 @@ def test_a_recorder_alone_does_not_describe_the_plan_of_another_trainer(make, tm
     second = make(rows=without_ids(), model=first.model)
     if share:
         second.args = first.args
-    with pytest.raises(InputError, match=r"another trainer's organizer has this trainer's model.*mend: detach"):
+    with pytest.raises(InputError, match=r"another trainer's organizer has this trainer's model.*fix: detach"):
         doctor(second)
     assert "_get_train_sampler" in vars(first)  # doctor changed nothing
     second.add_callback(GradientRecorder(tmp_path / "run", signals=("hidden",)))

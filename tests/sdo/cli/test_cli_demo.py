@@ -281,7 +281,7 @@ def test_missing_packages_are_said_before_anything_is_written(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "trl", None)
     status, _, err = call("--out", tmp_path / "demo")
     assert status == 2
-    assert err == "sdo demo: training needs trl; mend: pip install 'sdo-toolkit[train]'\n"
+    assert err == "sdo demo: training needs trl; fix: pip install 'sdo-toolkit[train]'\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -135,7 +135,7 @@ def test_without_sections_the_defaults_are_looked_at(here, capsys):
         (["--per_device_train_batch_size", "20"], ["batch size 40 is larger than the 20 samples"]),
         (
             ["--packing", "true", "--ignore_data_skip", "true"],
-            ["packing is set", "ignore_data_skip is set", "mend: padding_free=False"],
+            ["packing is set", "ignore_data_skip is set", "fix: padding_free=False"],
         ),
         (["--auto_find_batch_size", "true", "--recorder.out", "model"], ["auto_find_batch_size", "holds other files"]),
     ],

@@ -224,7 +224,7 @@ def test_ids_go_beside_the_rows(tmp_path, suffix, keys):
 
 def test_lsa_refuses_what_it_cannot_hold_in_memory(source, tmp_path, monkeypatch):
     monkeypatch.setattr(embed, "LSA_MAX_CHARACTERS", 100)
-    message = r"^[\d,]+ characters of text; LSA fits on all of it in memory and takes 100 at most; mend: --encoder sent"
+    message = r"^[\d,]+ characters of text; LSA fits on all of it in memory and takes 100 at most; fix: --encoder sent"
     with pytest.raises(InputError, match=message):
         run(source, "--column", "question", "--out", tmp_path / "E.npy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.jsonl"]

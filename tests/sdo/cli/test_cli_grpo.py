@@ -108,7 +108,7 @@ def test_the_doctor_looks_at_it(here, capsys):
         ((), {"reward": "gsm"}, "reward is 'gsm'; expected gsm8k"),
         ((), {"reward": "own_rewards:width"}, "module own_rewards has no function width"),
         ((), {"prompt_column": "questions"}, "has no column 'questions'; did you mean 'question'?"),
-        ((), {"prompt_column": None}, "expected prompt; mend: name yours with prompt_column"),
+        ((), {"prompt_column": None}, "expected prompt; fix: name yours with prompt_column"),
         ((), {"reward": "gsm8k", "answer_column": "key"}, "has no column 'key'"),
         ((), {"system_prompt": "Be brief."}, "expected a tokenizer with a chat template"),
         ((), {"num_generations": "3"}, "must be divisible by num_generations"),

@@ -149,7 +149,7 @@ def test_the_commands_status_is_passed_on(monkeypatch, status):
 
 
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
-    """Only wrong input becomes one line; anything else keeps its traceback, without which nobody could mend it."""
+    """Only wrong input becomes one line; anything else keeps its traceback, without which nobody could fix it."""
 
     def run(args):
         raise ZeroDivisionError

@@ -117,7 +117,7 @@ def test_results_never_go_into_a_run_folder(place, capsys, command, out):
     assert main([command, *COMMANDS[command].format(out).split(), "--overwrite"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "run folder" in line
-    assert "mend: choose another --out" in line
+    assert "fix: choose another --out" in line
     assert tree(place) == before
     assert pq.read_table("runs/a/steps").num_rows == 6
 
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_written_is_refused_and_leaves_nothing(place, ou
     for check in (lambda: check_out_folder(place / out, overwrite=True), lambda: try_folder(place / out / "deeper")):
         with pytest.raises(InputError, match=message) as caught:
             check()
-        assert "mend: choose another --out" in str(caught.value)
+        assert "fix: choose another --out" in str(caught.value)
     assert tree(place) == before
 
 
