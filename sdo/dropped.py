@@ -33,7 +33,7 @@ def why_dropped(trainer: Any) -> str:
     return "rows for a reason that is unknown"
 
 
-def dropped_rows(trainer: Any, before: int | None) -> str | None:
+def dropped_rows(trainer: Any, before: int | None, *, evaluation: bool = False) -> str | None:
     """Say how many rows the trainer's dataset has lost.
 
     Parameters
@@ -42,17 +42,20 @@ def dropped_rows(trainer: Any, before: int | None) -> str | None:
         As in :func:`why_dropped`.
     before
         Rows that were given to it; None where nobody counted them.
+    evaluation
+        Whether the evaluation dataset is meant.
 
     Returns
     -------
     str or None
         One line, None where none is missing or that is not known.
     """
-    dataset = trainer.train_dataset
+    dataset = trainer.eval_dataset if evaluation else trainer.train_dataset
     if before is None or not hasattr(dataset, "__len__") or len(dataset) >= before:
         return None
     left = before - len(dataset)
-    return f"TRL dropped {left:,} of {before:,} rows: {why_dropped(trainer)}"
+    said = f"TRL dropped {left:,} of {before:,} {'evaluation ' if evaluation else ''}rows: {why_dropped(trainer)}"
+    return f"{said}; scores are numbered by the rows that are left" if evaluation else said
 
 
 def empty_dataset(trainer: Any, before: int | None = None) -> str:

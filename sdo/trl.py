@@ -20,7 +20,7 @@ from diagnostics.launch import no_ids_came
 from diagnostics.processes import Processes
 from diagnostics.scalars import log_scalars
 from diagnostics.scaling import loss_scale, update_was_skipped
-from sdo.belonging import match_texts, misplaced, other_texts, read_record
+from sdo.belonging import match_texts, misplaced, read_record
 from sdo.checkpoints import dataset_digest
 from sdo.embeddings import within_batch_cosine
 from sdo.errors import InputError
@@ -63,8 +63,8 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     Warns
     -----
     UserWarning
-        If the record that ``sdo embed`` left beside the embeddings shows that they are those of other texts, or that
-        the ids name other rows than those that were embedded. If another trainer of the same model had an organizer,
+        If the record that ``sdo embed`` left beside the embeddings shows that the ids name other rows than those that
+        were embedded. If another trainer of the same model had an organizer,
         as where a notebook's cell is run again: that one is detached, and its trainer refuses to train until it is
         given one again.
 
@@ -97,9 +97,8 @@ def _warn_of_other_rows(dataset: Any, organizer: Organizer, id_column: str) -> N
         return
     column = record["column"] if record["column"] in columns else "prompt"
     found = match_texts(record, dataset, dataset[id_column] if id_column in columns else None, column)
-    if found == "no" and column == record["column"]:  # a prompt may be made of the text that was embedded
-        warnings.warn(other_texts(Path(path), column), stacklevel=3)
-    elif found == "by position" and id_column in columns:
+    # Other texts prove nothing here: TRL adds an end to a text, and a prompt may be made of what was embedded.
+    if found == "by position" and id_column in columns:
         warnings.warn(misplaced(Path(path), column, id_column), stacklevel=3)
 
 

@@ -272,9 +272,12 @@ def _build_trainer(
         )
     if not len(setup.trainer.train_dataset):
         raise InputError(empty_dataset(setup.trainer, len(train_rows)))
-    lost = dropped_rows(setup.trainer, len(train_rows))
-    if lost is not None:
-        setup.say(f"note: {lost}")
+    lost = [dropped_rows(setup.trainer, len(train_rows))]
+    if eval_rows is not None:
+        lost.append(dropped_rows(setup.trainer, len(eval_rows), evaluation=True))
+    for said in lost:
+        if said is not None:
+            setup.say(f"note: {said}")
 
 
 def _check_texts(rows: Rows, split: str, script: Any, training: Any, columns: Any, id_column: str) -> None:

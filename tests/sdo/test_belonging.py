@@ -104,7 +104,7 @@ def test_keys_that_are_no_rows_and_other_columns_are_not_compared(here):
     [
         ({"question": [TEXTS[i] for i in ORDER], "sample_id": ORDER.tolist()}, "names another order"),
         ({"question": [TEXTS[i] for i in ORDER]}, None),
-        ({"question": TEXTS}, "was made from other texts than column 'question'"),
+        ({"question": TEXTS}, None),  # TRL adds an end to a text: other texts prove nothing
         ({"sample_id": ORDER.tolist()}, "made from the rows of column 'prompt'"),
     ],
 )

@@ -44,6 +44,9 @@ def test_rows_beyond_the_length_are_counted_with_the_reason(parts, tmp_path):
     assert len(trainer.train_dataset) == 3
     assert dropped_rows(trainer, 5) == "TRL dropped 2 of 5 rows: rows whose completion lies beyond max_length=5"
     assert dropped_rows(trainer, 3) is dropped_rows(trainer, None) is None
+    trainer.eval_dataset = trainer.train_dataset
+    said = "TRL dropped 1 of 4 evaluation rows: rows whose completion lies beyond max_length=5; scores are numbered by"
+    assert dropped_rows(trainer, 4, evaluation=True).startswith(said)
 
 
 def test_the_doctor_and_the_run_tell_of_samples_without_a_row(parts, tmp_path):
