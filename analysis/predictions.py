@@ -362,7 +362,9 @@ class _Evaluations:
 
     @classmethod
     def open(cls, folder: Path, name: str) -> _Evaluations:
-        table = Run.open(folder).evaluations()
+        run = Run.open(folder)
+        run.check()
+        table = run.evaluations()
         if not table.num_rows:
             raise InputError(f"{folder}: the run logged no evaluations; fix: recorder.log_evaluation('correct', …)")
         return cls(

@@ -226,7 +226,9 @@ class Run:
         for stream in ("steps", *(f"gradients/{signal}" for signal in self.signals)):
             folder = self.path / stream
             names = sorted(file.name for file in folder.glob("part-*.parquet"))
-            check_parts(folder, names, first=first if isinstance(first, int) else None)
+            counted = bool(self.info.get("rows")) and stream != "steps"  # a signal may be silent at a step
+            begins = first if isinstance(first, int) and not counted else None
+            check_parts(folder, names, first=begins, gaps=not counted)
         if not rows.get("steps") and any(count for stream, count in rows.items() if stream.startswith("gradients/")):
             raise InputError(f"{self.path} holds gradients and no steps: steps/ is missing; fix: put it back")
         check_rows(self.path, self.info, rows)

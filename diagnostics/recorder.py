@@ -13,7 +13,7 @@ from transformers.trainer_callback import ExportableState
 
 from diagnostics.ended import end_before_the_first_step, stop_at_once
 from diagnostics.recording import Recording
-from diagnostics.runlog import RunLog
+from diagnostics.runlog import RunLog, steps_recorded
 from diagnostics.signals import DEFAULT_SIGNALS, SIGNALS
 from sdo.checks import integer_array, number_array, whole_number
 from sdo.errors import InputError
@@ -101,10 +101,12 @@ class GradientRecorder(TrainerCallback, ExportableState):
         if self._recording is not None:
             self._recording.abandon()
             self._recording = None
+        self._ended = end_before_the_first_step(state, kwargs["train_dataloader"])
+        if self._ended and steps_recorded(self.out) > state.global_step:
+            return  # resumed from an earlier checkpoint than its last: nothing is trained, so nothing is cut off
         self._recording = Recording.start(self, args, state, kwargs["model"], kwargs["train_dataloader"])
         self._recording.end_when_taken(self._retire)
         self._log = self._recording.log
-        self._ended = end_before_the_first_step(state, kwargs["train_dataloader"])
         # A checkpoint written without a recorder has no entry, and transformers fails on that at the next save.
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
 

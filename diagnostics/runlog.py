@@ -122,6 +122,11 @@ def check_free(path: str | os.PathLike[str]) -> None:
         raise InputError(f"{folder} holds other files ({others[0]} …); expected a new or an empty folder")
 
 
+def steps_recorded(path: str | os.PathLike[str]) -> int:
+    """Return one more than the last step that a run folder holds, 0 where there is none."""
+    return max((last + 1 for _, last, _ in list_parts(Path(path) / "steps")), default=0)
+
+
 class RunLog:
     """Writes one run folder. Make one with `create` or `resume`.
 
@@ -268,8 +273,9 @@ class RunLog:
         for stream in ("steps", *(f"gradients/{signal}" for signal in self._stored)):
             folder = self.path / stream
             names = [part.name for _, _, part in list_parts(folder)]
-            check_parts(folder, names, first=min(first, step), last=step - 1)
-            if step > first and not names:
+            counted = bool(self.info.get("rows")) and stream != "steps"  # a signal may be silent at a step
+            check_parts(folder, names, first=None if counted else min(first, step), last=step - 1, gaps=not counted)
+            if step > first and not names and not counted:
                 raise InputError(
                     f"{folder} lacks the steps {first} to {step - 1}: it holds no part; expected all steps before the "
                     "checkpoint; fix: put it back, or choose another folder"
@@ -285,10 +291,14 @@ class RunLog:
 
     def _count_rows(self) -> dict[str, int]:
         """Rows on disk by stream; of gradients those of process 0."""
-        rows: dict[str, int] = {}
-        for stream in (*STREAMS, *(f"gradients/{signal}" for signal in self._stored)):
-            rows[stream] = sum(read_rows(part) for part in own_parts(self.path / stream, rank=0))
-        return rows
+        return {stream: self._rows_of(stream) for stream in self._streams}
+
+    def _rows_of(self, stream: str) -> int:
+        return sum(read_rows(part) for part in own_parts(self.path / stream, rank=0))
+
+    @property
+    def _streams(self) -> list[str]:
+        return [*STREAMS, *(f"gradients/{signal}" for signal in self._stored)]
 
     def add_step(self, row: StepRow) -> None:
         """Buffer one step's row. Numbers that are not finite become null."""
@@ -409,9 +419,10 @@ class RunLog:
     def flush(self) -> None:
         """Write all that is buffered. Steps go last: a stored step has its gradients stored; then run.json counts."""
         written = bool(self._gradients or self._exposure or self._evaluations or self._steps)
+        rows = dict(self.info.get("rows") or {})
         for signal in list(self._gradients):
-            rows = self._gradients[signal]
-            table = _gradient_table(rows, self._stored[signal])
+            table = _gradient_table(self._gradients[signal], self._stored[signal])
+            rows[f"gradients/{signal}"] = rows.get(f"gradients/{signal}", 0) + table.num_rows
             append_part(self.path / "gradients" / signal, f"part-r{self._rank}-", table)
             del self._gradients[signal]
         for epoch in list(self._exposure):
@@ -423,6 +434,8 @@ class RunLog:
             table = pa.concat_tables(self._evaluations)
             # A resumed run may evaluate once more at the step of its checkpoint: the newer one counts.
             again = set(table.filter(pc.equal(table["step"], self._resumed_at))["name"].to_pylist())
+            if again - self._replaced and rows.get("evaluations"):
+                self.update_info(rows={**rows, "evaluations": 0})  # a kill in between must not look like a loss
             for name in again - self._replaced:
                 drop_evaluation(self.path / "evaluations", self._resumed_at, name)
             self._replaced |= again
@@ -431,9 +444,12 @@ class RunLog:
         if self._steps:
             table = pa.Table.from_pylist([_finite(asdict(row)) for row in self._steps], schema=STEPS)
             append_part(self.path / "steps", "part-", table)
+            rows["steps"] = rows.get("steps", 0) + table.num_rows
             self._steps.clear()
         if written and self._rank == 0:
-            self.update_info(rows=self._count_rows())
+            # Few parts: counted anew, since they may replace rows. Of the others there are many.
+            rows |= {stream: self._rows_of(stream) for stream in ("exposure", "evaluations")}
+            self.update_info(rows={stream: rows.get(stream, 0) for stream in self._streams})
         self._buffered_steps.clear()
         self._flushed_at = self._clock()
 

@@ -89,16 +89,6 @@ def global_step(checkpoint: Path) -> int:
     return int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
 
 
-def stopped_by_callback(checkpoint: Path) -> str | None:
-    """Say that a callback, as early stopping, had ended a whole checkpoint's run before its last step, else None."""
-    state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-    control = (state.get("stateful_callbacks") or {}).get("TrainerControl") or {}
-    step, last = state["global_step"], state.get("max_steps")
-    if not (control.get("args") or {}).get("should_training_stop") or not isinstance(last, int) or step >= last:
-        return None
-    return f"a callback had stopped the run at step {step} of {last}; fix: start a new run to train on"
-
-
 def _missing_shard(index: Path) -> str | None:
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())

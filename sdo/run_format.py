@@ -51,7 +51,9 @@ def read_run_json(path: Path) -> dict[str, Any]:
     return info
 
 
-def check_parts(folder: Path, names: Iterable[str], *, first: int | None = None, last: int | None = None) -> None:
+def check_parts(
+    folder: Path, names: Iterable[str], *, first: int | None = None, last: int | None = None, gaps: bool = True
+) -> None:
     """Refuse parts that leave out steps or hold steps twice.
 
     Parameters
@@ -64,6 +66,8 @@ def check_parts(folder: Path, names: Iterable[str], *, first: int | None = None,
         The first step that each process must have; None where nobody knows.
     last
         Steps after it are of no account.
+    gaps
+        Whether to look for steps that are left out, and not only for those that are there twice.
 
     Raises
     ------
@@ -83,7 +87,7 @@ def check_parts(folder: Path, names: Iterable[str], *, first: int | None = None,
     for parts in ranges.values():
         before = None if first is None else first - 1
         for start, stop in sorted(parts):
-            if before is not None and start > before + 1:
+            if gaps and before is not None and start > before + 1:
                 raise InputError(
                     f"{folder} lacks the steps {before + 1} to {start - 1}: a part is missing; expected all steps of "
                     "the run; fix: put it back, or use another run"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from analysis.report.content import Failed, Finding, Part, Section, join, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import kinds_of_run, setting_alerts
+from sdo.errors import InputError
 
 _RMSE = 0.02
 _RECORDER_SHARE = 0.05
@@ -58,10 +59,22 @@ def alerts(material: ReportMaterial, parts: Mapping[str, Part]) -> list[str]:
     parts
         The sections by key.
     """
-    found = [*_status(material), *setting_alerts(material.runs), *_gradients(material, parts), *_steps(material)]
+    found = [*_contract(material), *_status(material), *setting_alerts(material.runs)]
+    found += [*_gradients(material, parts), *_steps(material)]
     for part in parts.values():
         if isinstance(part.content, Section):
             found += part.content.alerts
+    return found
+
+
+def _contract(material: ReportMaterial) -> list[str]:
+    """Say which run folders have lost or doubled something: their numbers are not those of the run."""
+    found = []
+    for name, run in material.runs.items():
+        try:
+            run.check()
+        except InputError as error:
+            found.append(f"{name}: {error}.")
     return found
 
 

@@ -49,7 +49,12 @@ def run(args: argparse.Namespace) -> int:
     names = unique_names(args.sources)
     found = {}
     for name, path in zip(names, args.sources, strict=True):
-        found[name] = run_exposure(Run.open(path)) if path.is_dir() else plan_exposure(path)
+        if path.is_dir():
+            recorded = Run.open(path)
+            recorded.check()
+            found[name] = run_exposure(recorded)
+        else:
+            found[name] = plan_exposure(path)
     if args.out is not None:
         check_out_folder(args.out, overwrite=args.overwrite, sources=args.sources, files=_OUTPUTS)
         make_folder(args.out)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdo.checkpoints import global_step, stopped_by_callback
+from sdo.checkpoints import global_step
 from sdo.cli.cells import check_cells, text_columns
 from sdo.cli.config import OrganizerSection
 from sdo.cli.data import Rows, load_rows
@@ -330,6 +330,7 @@ def train(setup: Setup) -> int:
     int
         0.
     """
+    from diagnostics.ended import EndsInTime, why_ended
     from diagnostics.launch import require_trained_tokens
     from diagnostics.signals import find_weight
 
@@ -339,22 +340,19 @@ def train(setup: Setup) -> int:
         setup.equip()
         if recorder is not None and "weight" in recorder.signals:
             find_weight(trainer.model, recorder.weight)
-        stopped = None if setup.resume is None else stopped_by_callback(Path(setup.resume))
-        if stopped is not None:
-            print(f"nothing was trained: {stopped}")
-            return 0
+        if setup.organizer is None and recorder is None:
+            trainer.add_callback(EndsInTime())
         with free_streams(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="this run had ended at step")  # said below
+            warnings.filterwarnings("ignore", message=".* had ended .*: nothing was trained")  # said below
             result = trainer.train(resume_from_checkpoint=setup.resume)
-    if setup.resume is not None and result.global_step == global_step(Path(setup.resume)):
-        print(
-            f"nothing was trained: the run had ended at step {result.global_step} of {trainer.state.max_steps}; "
-            "fix: a larger max_steps or num_train_epochs, or start a new run"
-        )
-        return 0
     if str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no":
         trainer.save_model(trainer.args.output_dir)
     where = f"; run folder {recorder.out}" if recorder is not None else ""
-    if trainer.is_world_process_zero():
+    if not trainer.is_world_process_zero():
+        return 0
+    if setup.resume is not None and result.global_step == global_step(Path(setup.resume)):
+        reason = why_ended(trainer.state) or f"no step was left after {result.global_step}"
+        print(f"nothing was trained: {reason}; fix: a larger max_steps or num_train_epochs, or start a new run")
+    else:
         print(f"{counted(result.global_step, 'step')}, mean training loss {result.training_loss:.4f}{where}")
     return 0

@@ -291,7 +291,7 @@ def test_run_folders_are_read_at_the_latest_step_that_all_have(make_run):
         read_all_predictions([one, two], step=30)
     three = evaluations(make_run("three"), [(15, "correct", 0, 1.0), (15, "judge", 0, 0.25)])
     with pytest.raises(
-        InputError, match=r"at no step that all have; the last steps are .*one: 10, 20, 30; .*three: 15; m"
+        InputError, match=r"at no step that all have; the last steps are .*one: 10, 20, 30; .*three: 15; f"
     ):
         read_all_predictions([one, three])
 

@@ -717,16 +717,19 @@ def cut(path):
 
 
 BREAKS = {
-    "an early part is gone": (lambda run: parts(run / "gradients/weight")[0].unlink(), "lacks the steps 0 to 2"),
-    "one in the middle": (lambda run: parts(run / "gradients/model.norm-x")[1].unlink(), "lacks the steps 3 to 5"),
+    "an early part is gone": (
+        lambda run: parts(run / "gradients/weight")[0].unlink(),
+        "weight holds 18 rows, run.json counts 27",
+    ),
+    "one in the middle": (lambda run: parts(run / "gradients/model.norm-x")[1].unlink(), "norm-x holds 6 rows"),
     "a part of steps is gone": (lambda run: parts(run / "steps")[1].unlink(), "lacks .*3 to 5"),
     "a part was copied": (
         lambda run: copy_part(run, "steps", 0, "part-00000001-00000002.parquet"),
         "holds step 1 in two parts",
     ),
-    "copied as another process's": (
-        lambda run: copy_part(run, "gradients/weight", 1, "part-r1-00000003-00000005.parquet"),
-        "lacks the steps 0 to 2",
+    "gradients were copied": (
+        lambda run: copy_part(run, "gradients/weight", 1, "part-r0-00000002-00000003.parquet"),
+        "holds step 2 in two parts",
     ),
     "exposure is gone": (lambda run: shutil.rmtree(run / "exposure"), "exposure holds 0 rows, run.json counts 4"),
     "evaluations are gone": (lambda run: shutil.rmtree(run / "evaluations"), "evaluations holds 0 rows"),
@@ -783,4 +786,26 @@ def test_a_folder_of_an_earlier_version_counts_nothing_and_is_read(closed):
     del info["rows"]
     (closed / "run.json").write_text(json.dumps(info))
     Run.open(closed).check()
+    gone = parts(closed / "gradients/weight")[0]
+    content = gone.read_bytes()
+    gone.unlink()
+    with pytest.raises(InputError, match="weight lacks the steps 0 to 2"):
+        Run.open(closed).check()
+    with pytest.raises(InputError, match="weight lacks the steps 0 to 2"):
+        RunLog.resume(closed, 6)
+    gone.write_bytes(content)
     assert RunLog.resume(closed, 6).info["rows"]["steps"] == 6
+
+
+def test_a_signal_that_is_silent_at_the_edge_of_a_part_is_no_gap(tmp_path, monkeypatch):
+    monkeypatch.setattr(runlog, "FLUSH_STEPS", 3)
+    log = RunLog.create(tmp_path / "run", {**INFO, "first_step": 0})
+    for step in range(9):
+        log.add_gradient("weight", gradient_row(step), sketch_of(step))
+        if step not in (3, 5):
+            log.add_gradient("model.norm-x", gradient_row(step), sketch_of(step, k=2))
+        log.add_step(step_row(step))
+        log.maybe_flush()
+    log.close()
+    Run.open(log.path).check()
+    assert RunLog.resume(log.path, 6).info["rows"]["gradients/model.norm-x"] == 4

@@ -9,7 +9,7 @@ pytest.importorskip("datasets")
 
 import datasets
 
-from sdo.checkpoints import checkpoint_damage, dataset_digest, last_checkpoint, later_damaged, stopped_by_callback
+from sdo.checkpoints import checkpoint_damage, dataset_digest, last_checkpoint, later_damaged
 
 ROWS = [[i, i + 1, 2 * i] for i in range(600)]
 
@@ -85,15 +85,6 @@ def test_files_of_another_kind_are_taken_as_they_are(saved):
     (saved / "vocab.json").write_text("cut")
     assert checkpoint_damage(saved) is None
     assert checkpoint_damage(saved.parent / "checkpoint-9") == "there is no such folder"
-
-
-@pytest.mark.parametrize(("step", "last", "stop"), [(3, 9, True), (9, 9, True), (3, 9, False)])
-def test_a_run_that_a_callback_stopped_is_told_from_one_that_ended(tmp_path, step, last, stop):
-    control = {"TrainerControl": {"args": {"should_training_stop": stop}, "attributes": {}}}
-    state = {"global_step": step, "max_steps": last, "stateful_callbacks": control}
-    found = stopped_by_callback(save(tmp_path, step, json.dumps(state)))
-    said = f"a callback had stopped the run at step {step} of {last}; fix: start a new run to train on"
-    assert found == (said if stop and step < last else None)
 
 
 def digest(rows, ids=None, **more):

@@ -1146,3 +1146,44 @@ def test_a_lower_end_than_the_checkpoint_trains_nothing(make, tmp_path):
     with pytest.warns(UserWarning, match="this run had ended at step 4 of 3"):
         again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
     assert again.probe.steps == []
+
+
+@pytest.mark.parametrize(("waited", "ended"), [(3, True), (2, False)])
+def test_a_run_whose_patience_was_used_up_trains_nothing(make, tmp_path, waited, ended):
+    """Early stopping keeps its counter in the checkpoint; a stop of another kind is not the end of a run."""
+    first = make(save_strategy="steps", save_steps=2, max_steps=6)
+    attach(first, sdo())
+    first.train()
+    state = tmp_path / "out" / "checkpoint-4" / "trainer_state.json"
+    kept = json.loads(state.read_text())
+    kept["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"] = True
+    kept["stateful_callbacks"]["EarlyStoppingCallback"] = {
+        "args": {"early_stopping_patience": 3, "early_stopping_threshold": 0.0},
+        "attributes": {"early_stopping_patience_counter": waited},
+    }
+    state.write_text(json.dumps(kept))
+    again = make(max_steps=6)
+    attach(again, sdo())
+    if ended:
+        with pytest.warns(UserWarning, match="early stopping had ended this run at step 4 of 6: nothing was trained"):
+            again.train(resume_from_checkpoint=str(state.parent))
+        assert again.probe.steps == []
+    else:
+        again.train(resume_from_checkpoint=str(state.parent))
+        assert len(again.probe.steps) == 2
+
+
+def test_a_longer_record_is_kept_where_nothing_is_trained(make, tmp_path):
+    """Resumed from an earlier checkpoint, with an end that lies there: the six recorded steps stay."""
+
+    def trainer(last, **changes):
+        made = make(max_steps=last, **changes)
+        attach(made, sdo())
+        made.add_callback(GradientRecorder(tmp_path / "run"))
+        return made
+
+    trainer(6, save_strategy="steps", save_steps=2).train()
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "run").rglob("*")) if path.is_file()}
+    with pytest.warns(UserWarning, match="this run had ended at step 4 of 4"):
+        trainer(4).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
+    assert {path: path.read_bytes() for path in before} == before
