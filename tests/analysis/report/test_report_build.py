@@ -311,6 +311,13 @@ def test_balance_gives_the_verdict_and_needs_no_run(predictions):
         for metric in ("mean", "b20", "cv", "gini"):
             assert f"{numbers['runs'][name][metric]['value']:.3f}" in page.words
         assert f"{100 * numbers['runs'][name]['gap']['latent']['value']:.1f}" in page.words
+        one = numbers["accuracy"][name]
+        low, high = one["interval"]
+        told = f"Accuracy over questions: {one['accuracy']:.3f}, 95 % interval {low:.3f} to {high:.3f}."
+        assert told in page.words
+    accuracy = compared["accuracy"]
+    assert f"accuracy over questions {accuracy['verdict']} (" in page.words
+    assert f"mean over clusters {compared['metrics']['mean']['verdict']} (" in page.words
     assert not page.all("script")
     assert len(page.all("img")) == 5
 
