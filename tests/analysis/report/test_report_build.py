@@ -10,6 +10,7 @@ from io import BytesIO
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+import run_folders
 from PIL import Image
 
 from analysis import (
@@ -119,6 +120,28 @@ def test_numbers_in_the_page_and_beside_it_are_the_same(runs, tmp_path):
     assert "sdo report 'a b'" in words
     assert numbers["verdict"][0]["tone"] == "undetermined"
     assert report.failed == ()
+
+
+def test_micro_batches_are_not_called_samples(runs, tmp_path):
+    rng = np.random.default_rng(0)
+    writer = run_folders.RunWriter(tmp_path / "halves", {"hidden": runs["sdo"].info["signals"]["hidden"]["stored"]})
+    rows = [
+        {"step": t, "kind": kind, "micro_batch": i, "sketch": rng.normal(size=writer.signals["hidden"])}
+        for t in range(5)
+        for kind, count in (("step", 1), ("micro_batch", 2))
+        for i in range(count)
+    ]
+    writer.info().gradients("hidden", rows, 0, 4)
+    writer.steps(0, 4, [[0, 1]] * 5)
+    halves = Run.open(writer.path)
+    words = Page(build_report({"halves": halves}).html).words
+    assert "gradients of micro-batches of one batch have a mean cosine of" in words
+    assert "within batches (between micro-batches)" in words
+    assert "samples of one batch" not in words
+    words = Page(build_report({"sdo": runs["sdo"], "halves": halves}).html).words
+    assert re.search(r"gradients of samples of one batch have a mean cosine of \S+ in sdo; ", words)
+    assert re.search(r"gradients of micro-batches of one batch have a mean cosine of \S+ in halves\.", words)
+    assert "within batches (between samples in sdo, between micro-batches in halves)" in words
 
 
 def test_texts_are_shown_and_never_markup(make_training):
