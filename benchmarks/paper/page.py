@@ -30,8 +30,9 @@ starts from the same weights and is scored on the same held-out rows, so the int
 other models. All arms are compared after the same number of optimizer steps of the same batch size; SDO repeats
 samples within an epoch, so it has then seen fewer different ones: the tables give both.
 
-Words: *batch coherence* and *step coherence* are mean cosines between gradients, of one batch's samples and of
-different steps; *locality, series r* correlates a batch's likeness in embeddings with its batch coherence over the
+Words: *batch coherence* and *step coherence* are mean cosines between gradients, of one batch's samples (of
+`weight` its micro-batches) and of different steps; *locality, series r* correlates a batch's likeness in embeddings
+with its batch coherence over the
 steps, *matrix r* the likeness of two batches with the cosine of their steps' gradients ([locality.md](locality.md));
 over families, *B-20%* is the mean accuracy of the worst fifth, *gap* that of the best minus the worst, *CV* and *Gini*
 their inequality, *latent spread* the standard deviation of the underlying accuracies ([balance.md](balance.md)).
