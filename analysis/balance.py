@@ -3,7 +3,8 @@
 Cluster accuracies differ by chance alone, the more the smaller the clusters. So beside each raw metric stand the band
 that equally good clusters would give (scores permuted over the questions), and the latent value: the metric of the
 clusters' underlying accuracies, from a beta distribution fitted to what the noise leaves (`analysis.spread`). A
-comparison of two runs swaps their scores question by question. Bootstrap intervals of raw metrics are not offered:
+comparison of two runs swaps their scores question by question. What chance cannot move has neither band nor interval
+nor p. Bootstrap intervals of raw metrics are not offered:
 a resample adds noise to noise.
 """
 
@@ -12,7 +13,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.balance_metrics import LOWER, METRICS, RAW, lorenz_curves, raw_metrics, wilson
+from analysis.balance_metrics import (
+    LOWER,
+    METRICS,
+    RAW,
+    largest_difference,
+    lorenz_curves,
+    paired_interval,
+    raw_metrics,
+    score_interval,
+    wilson,
+)
 from analysis.balance_results import Balance, BalanceComparison, Difference, Homogeneity, Interval, MetricBalance
 from analysis.clusters import NOISE
 from analysis.questions import BOOTSTRAP, PERMUTE, SWAP, TIE, Sums, Units, generator, permuted, swapped
@@ -34,6 +45,7 @@ LEVEL = 0.05  # two-sided; intervals and bands are at 1 - LEVEL
 MOVES = "moves with the mean: no verdict on balance"
 _FEWEST_CLUSTERS = 2  # one has nothing to be compared with
 _ONE_CLUSTER = "it needs at least two clusters"
+UNMOVED = "no deal of the scores over the questions changes it"
 _FEWEST_RESAMPLES = 99  # p cannot fall below 1/(resamples + 1)
 
 
@@ -94,7 +106,9 @@ def cluster_balance(
         ranked.append(np.sort(dealt, axis=1).astype(np.float32))
     whole = np.concatenate(ranked)
     tail = [LEVEL / 2, 1 - LEVEL / 2]
-    bands = {name: _band(np.concatenate(one)) for name, one in null.items()}
+    dealt_values = {name: np.concatenate(one) for name, one in null.items()}
+    accuracy = float(units.weight @ units.score / units.weight.sum())
+    low, high = wilson(accuracy, units.effective_questions).tolist()
     return Balance(
         n=int(units.size.sum()),
         distinct=len(units),
@@ -102,7 +116,9 @@ def cluster_balance(
         size=units.size,
         accuracy=a[0],
         interval=wilson(a[0], units.effective),
-        metrics=_described(units, sums, values, bands, resamples, seed),
+        question_accuracy=accuracy,
+        question_interval=(low, high),
+        metrics=_described(units, sums, values, dealt_values, resamples, seed),
         homogeneity=_homogeneity(units, between_squares(units, a), np.concatenate(squares)),
         logit=_finite(logit_spread(values["mean"][0], values["spread"][0])),
         ranked_band=np.quantile(whole, tail, axis=0),
@@ -147,7 +163,8 @@ def compare_balance(
     observed = {name: float(one[0]) for name, one in _differences(first, first.sums(), second, second.sums()).items()}
     parts = [_differences(first, x, second, y) for x, y in swapped(first, second, resamples, generator(seed, SWAP))]
     found = {
-        name: _difference(name, observed[name], np.concatenate([part[name] for part in parts])) for name in observed
+        name: _difference(name, observed[name], np.concatenate([part[name] for part in parts]), first.clusters)
+        for name in observed
     }
     if first.clusters < _FEWEST_CLUSTERS:
         nothing = Difference(None, None, None, "undetermined", _ONE_CLUSTER)
@@ -162,6 +179,7 @@ def compare_balance(
         size=first.size,
         baseline=a,
         run=b,
+        question_accuracy=_question_accuracy(first, second),
         metrics=found,
         logit=logit,
         cluster_p=_sign_tests(first, second),
@@ -199,7 +217,8 @@ def _finite(value: ArrayLike) -> float | None:
 
 
 def _band(values: Array) -> Interval | None:
-    if np.isnan(values).any():
+    """Return where the middle 95 % of the draws lie; None where one is undefined, or all are the same."""
+    if np.isnan(values).any() or np.ptp(values) <= TIE:
         return None
     low, high = np.quantile(values, [LEVEL / 2, 1 - LEVEL / 2])
     return float(low), float(high)
@@ -217,9 +236,9 @@ def _undefined(units: Units, name: str) -> str | None:
 
 
 def _described(
-    units: Units, sums: Sums, values: dict[str, Array], bands: dict[str, Interval | None], resamples: int, seed: int
+    units: Units, sums: Sums, values: dict[str, Array], dealt: dict[str, Array], resamples: int, seed: int
 ) -> dict[str, MetricBalance]:
-    """Put raw values, bands and latent values together."""
+    """Put raw values, the bands of dealt scores, and latent values together."""
     mean, spread = float(values["mean"][0]), float(values["spread"][0])
     within = float(within_variance(units, sums)[0])
     why = _undefined(units, "spread")
@@ -234,15 +253,27 @@ def _described(
             means, spreads = refitted(units, mean, spread, within, resamples, generator(seed, BOOTSTRAP))
             drawn = raw_metrics(underlying(means, spreads, units.clusters))
             intervals |= {name: _band(drawn[name]) for name in RAW}
-            intervals["spread"] = spread_interval(units)
+            low, high = spread_interval(units)
+            intervals["spread"] = (low, high) if high > 0 else None
     described = {}
     for name in METRICS:
-        value, reason = _finite(values[name][0]), _undefined(units, name)
-        if reason is None and (latent[name] is None or intervals[name] is None):
-            reason = f"no latent interval: {why}" if why else "no latent value: the mean is 0 in some draws"
-        band = bands[name] if units.clusters >= _FEWEST_CLUSTERS else None  # no deal moves the mean of one
-        described[name] = MetricBalance(value, band, latent[name], intervals[name], reason)
+        reasons = [_undefined(units, name)]
+        if reasons == [None]:
+            if _band(dealt[name]) is None:
+                undefined = np.isnan(dealt[name]).any()
+                reasons.append("no band: " + ("it is undefined in some permutations" if undefined else UNMOVED))
+            if latent[name] is None or intervals[name] is None:
+                reasons.append(f"no latent interval: {why or _no_latent(name, latent[name])}")
+        told = "; ".join(reason for reason in reasons if reason) or None
+        value, band = _finite(values[name][0]), _band(dealt[name])
+        described[name] = MetricBalance(value, band, latent[name], intervals[name], told)
     return described
+
+
+def _no_latent(name: str, latent: float | None) -> str:
+    if name == "spread":
+        return "the clusters lie closer together than chance alone puts them"
+    return "it is undefined in some draws" if latent is None or name in ("cv", "gini") else "all draws are the same"
 
 
 def _homogeneity(units: Units, observed: Array, null: Array) -> Homogeneity:
@@ -254,6 +285,8 @@ def _homogeneity(units: Units, observed: Array, null: Array) -> Homogeneity:
     variance = float(units.score.var())
     if variance == 0:
         return Homogeneity(None, None, "all scores are alike")
+    if np.ptp(null) <= TIE * observed[0]:
+        return Homogeneity(float(observed[0] / variance), None, UNMOVED)
     at_least = int((null >= observed[0] * (1 - TIE)).sum())
     return Homogeneity(float(observed[0] / variance), (1 + at_least) / (1 + len(null)))
 
@@ -265,23 +298,50 @@ def _differences(first: Units, x: Sums, second: Units, y: Sums) -> dict[str, Arr
     return differences
 
 
-def _difference(name: str, observed: float, null: Array) -> Difference:
+def _difference(name: str, observed: float, null: Array, clusters: int) -> Difference:
     """Judge one difference against its values under swapping, which are symmetric about 0."""
     if np.isnan(observed):
         return Difference(None, None, None, "undetermined", "the metric is undefined in one of the runs")
     # A swap that leaves a metric undefined counts as extreme: it never helps a verdict.
     size = np.sort(np.where(np.isnan(null), np.inf, np.abs(null)))
+    if max(size[-1], abs(observed)) <= TIE:
+        return Difference(observed, None, None, "undetermined", "no swap of the two runs' answers makes a difference")
     p = (1 + int((size >= abs(observed) - TIE).sum())) / (1 + len(size))
     # p < LEVEL exactly where |observed| is above this one of the sorted sizes.
     half = float(size[len(size) - 1 - (int(np.ceil(LEVEL * (len(size) + 1))) - 2)])
     significant = p < LEVEL
     half = min(half, abs(observed)) if significant else max(half, abs(observed))
-    if not np.isfinite(half):
-        return Difference(observed, None, p, "undetermined", "too many swaps leave the metric undefined")
     verdict = "undetermined"
     if significant:
         verdict = "better" if (observed < 0) == (name in LOWER or name == "logit") else "worse"
-    return Difference(observed, (observed - half, observed + half), p, verdict)
+    if not np.isfinite(half):
+        return Difference(observed, None, p, verdict, "too many swaps leave the metric undefined")
+    if half <= TIE:
+        return Difference(observed, None, p, verdict, "nearly all swaps leave no difference: no interval")
+    low, high = score_interval(observed, half) if name == "mean" else (observed - half, observed + half)
+    most = largest_difference(name, clusters)
+    low, high = max(low, -most), min(high, most)
+    if not significant:  # but for rounding
+        low, high = min(low, 0.0), max(high, 0.0)
+    return Difference(observed, (low, high), p, verdict)
+
+
+def _question_accuracy(first: Units, second: Units) -> Difference:
+    """Compare the accuracies over questions, all of them together."""
+    w = first.weight
+    interval = paired_interval(first.score, second.score, w)
+    difference = float(w @ (second.score - first.score) / w.sum())
+    up, down = (int((one > TIE).sum()) for one in (second.score - first.score, first.score - second.score))
+    if up + down == 0:
+        why = "the runs score every question alike: nothing to test"
+        return Difference(difference, interval, None, "undetermined", why)
+    p = float(_sign_test(up, down))
+    if p >= LEVEL:
+        return Difference(difference, interval, p, "undetermined")
+    verdict = "better" if up > down else "worse"
+    if (interval[0] > 0) if up > down else (interval[1] < 0):
+        return Difference(difference, interval, p, verdict)
+    return Difference(difference, interval, p, "undetermined", "the interval does not agree with the test")
 
 
 def _on_both_scales(spread: Difference, logit: Difference) -> Difference:
@@ -295,13 +355,19 @@ def _on_both_scales(spread: Difference, logit: Difference) -> Difference:
 
 def _sign_tests(first: Units, second: Units) -> Array:
     """Exact two-sided sign test of each cluster's units, p adjusted by Holm's method."""
-    from scipy.stats import binom
-
     C = first.clusters
     up = np.bincount(first.cluster, second.score - first.score > TIE, C)
     down = np.bincount(first.cluster, first.score - second.score > TIE, C)
-    p = np.minimum(1.0, 2.0 * binom.cdf(np.minimum(up, down), up + down, 0.5))
+    p = _sign_test(up, down)
     order = np.argsort(p, kind="stable")
     adjusted = np.empty(C)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate((C - np.arange(C)) * p[order]))
     return adjusted
+
+
+def _sign_test(up: ArrayLike, down: ArrayLike) -> Array:
+    """Exact two-sided p of so many units going up and down, each as likely."""
+    from scipy.stats import binom
+
+    up, down = np.asarray(up), np.asarray(down)
+    return np.asarray(np.minimum(1.0, 2.0 * binom.cdf(np.minimum(up, down), up + down, 0.5)))

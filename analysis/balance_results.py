@@ -24,6 +24,7 @@ class MetricBalance:
         The raw value; for ``spread`` the latent value itself.
     equal_band
         Where 95 % of the values lie if all clusters are equally good. A description, not an interval of the value.
+        None where no deal of the scores changes the value.
     latent
         The metric of the clusters' underlying accuracies.
     latent_interval
@@ -64,6 +65,10 @@ class Balance:
         Shape ``(C,)``, mean score of each.
     interval
         Shape ``(C, 2)``, Wilson intervals.
+    question_accuracy
+        Mean score over the questions: each counts once, whatever its cluster. ``mean`` of `metrics` is over clusters.
+    question_interval
+        Its Wilson interval; duplicates count as fewer questions (see `Units.effective`).
     metrics
         ``mean``, ``b20``, ``cv``, ``gini``, ``gap``, ``spread``.
     homogeneity
@@ -82,6 +87,8 @@ class Balance:
     size: NDArray[np.int64]
     accuracy: Array
     interval: Array
+    question_accuracy: float
+    question_interval: Interval
     metrics: Mapping[str, MetricBalance]
     homogeneity: Homogeneity
     logit: float | None
@@ -96,17 +103,18 @@ class Balance:
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of a run minus that of the baseline, by the swap test.
+    """A metric of a run minus that of the baseline, by the swap test; nothing of it lies outside what is possible.
 
     Attributes
     ----------
     difference
         Fractions of 1.
     interval
-        The difference minus the quantiles of its distribution under swapping: it holds 0 exactly where p is not below
-        0.05.
+        Of ``mean`` by `score_interval`, of the others the difference minus the quantiles of its distribution under
+        swapping, cut to the values that the difference can take: it holds 0 exactly where p is not below 0.05. None
+        where 95 % of the swaps leave no difference.
     p
-        Two-sided; at least 1/(resamples + 1).
+        Two-sided; at least 1/(resamples + 1). None where no swap makes a difference.
     verdict
         ``"better"``, ``"worse"`` or ``"undetermined"``.
     reason
@@ -134,12 +142,16 @@ class BalanceComparison:
         Shape ``(C,)``, questions of each.
     baseline, run
         Shape ``(C,)``, accuracies of each cluster.
+    question_accuracy
+        Difference of the accuracies over questions: interval by `paired_interval`, p by the exact sign test of the
+        questions that the runs score differently (McNemar's exact test of single answers). A verdict needs both.
     metrics
         As in `Balance`. The verdict of ``spread`` is the verdict on balance.
     logit
         Difference of the latent spread of log-odds.
     cluster_p
-        Shape ``(C,)``: exact sign test of each cluster, adjusted for their number (Holm 1979).
+        Shape ``(C,)``: exact sign test of each cluster, adjusted for their number (Holm 1979); 1 for a cluster whose
+        questions both runs score alike.
     """
 
     n: int
@@ -148,6 +160,7 @@ class BalanceComparison:
     size: NDArray[np.int64]
     baseline: Array
     run: Array
+    question_accuracy: Difference
     metrics: Mapping[str, Difference]
     logit: Difference
     cluster_p: Array

@@ -137,6 +137,7 @@ def summarise_balance(
         "level": LEVEL,
         "resamples": resamples,
         "seed": seed,
+        "accuracy": {name: _accuracy_entry(one) for name, one in balances.items()},
         "homogeneity": {name: _homogeneity_entry(one) for name, one in balances.items()},
         "runs": {name: _run_entry(one) for name, one in balances.items()},
         "logit_spread": {name: _with_reason({"value": one.logit}) for name, one in balances.items()},
@@ -236,6 +237,10 @@ def _with_reason(entry: dict[str, Any], reason: str | None = None) -> dict[str, 
     return entry if reason is None else entry | {"reason": reason}
 
 
+def _accuracy_entry(one: Balance) -> dict[str, Any]:
+    return {"n": one.n, "accuracy": one.question_accuracy, "interval": list(one.question_interval)}
+
+
 def _homogeneity_entry(one: Balance) -> dict[str, Any]:
     test = one.homogeneity
     return _with_reason({"statistic": test.statistic, "p": test.p}, test.reason)
@@ -246,10 +251,7 @@ def _run_entry(one: Balance) -> dict[str, Any]:
     for name, metric in one.metrics.items():
         latent = {"value": metric.latent, "interval": _pair(metric.latent_interval)}
         band = _pair(metric.equal_band)
-        reason = metric.reason
-        if reason is None and band is None:
-            reason = "the metric is undefined in some permutations"
-        entry[name] = _with_reason({"value": metric.value, "equal_band": band, "latent": latent}, reason)
+        entry[name] = _with_reason({"value": metric.value, "equal_band": band, "latent": latent}, metric.reason)
     return entry
 
 
@@ -265,6 +267,7 @@ def _comparison_entry(reference: str, name: str, one: BalanceComparison) -> dict
         "n": one.n,
         "clusters": len(one.names),
         "balance": one.verdict,
+        "accuracy": _difference_entry(one.question_accuracy),
         "metrics": metrics,
         "logit_spread": _difference_entry(one.logit),
         "clusters_that_differ": [int(label) for label, p in zip(one.names, one.cluster_p, strict=True) if p < LEVEL],

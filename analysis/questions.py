@@ -100,6 +100,11 @@ class Units:
         return self.size**2 / np.bincount(self.cluster, self.weight**2, self.clusters)
 
     @property
+    def effective_questions(self) -> float:
+        """The same over all clusters together."""
+        return float(self.weight.sum() ** 2 / np.square(self.weight).sum())
+
+    @property
     def binary(self) -> bool:
         """Whether all scores are 0 or 1."""
         return bool(np.isin(self.score, (0.0, 1.0)).all())

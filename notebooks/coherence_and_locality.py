@@ -114,10 +114,13 @@ show(coherence_heat_maps(matrices, title="Step coherence of hidden")[0])
 # %% [markdown]
 # ## Batch coherence
 #
-# Neighbours' gradients agree more; whether the difference is more than chance takes several seeds (`sdo compare`).
+# In these two runs the gradients of SDO's batches agree more; whether the difference is more than chance takes several seeds (`sdo compare`).
 
 # %%
 series = {name: batch_coherence(run.iter_steps("hidden", "sample")) for name, run in runs.items()}
+means = {name: one.spread().mean for name, one in series.items()}
+print("; ".join(f"{name}: {mean:+.3f}" for name, mean in means.items()))
+assert means["sdo"] > means["uniform"]
 show(batch_coherence_series(series, title="Batch coherence of hidden")[0])
 
 # %% [markdown]
@@ -141,10 +144,16 @@ show(signal_clouds(hidden, title="Locality of hidden, SDO")[0])
 # %% [markdown]
 # ## What the runs had seen
 #
-# SDO repeats samples: at equal steps it has seen fewer different ones. That belongs beside every comparison.
+# SDO repeats samples: on the way it has seen fewer different ones at equal steps, and at the end, where both runs have seen them all, some more
+# often than others. That belongs beside every comparison.
 
 # %%
 exposures = {name: run_exposure(run) for name, run in runs.items()}
 for name, one in exposures.items():
     print(f"{name}: {one.coverage[-1]:.0%} of {len(one.times)} samples seen, Gini {one.gini().value:.3f}")
+uniform, sdo = exposures["uniform"], exposures["sdo"]
+assert (sdo.coverage <= uniform.coverage).all()
+assert (sdo.coverage < uniform.coverage).any()
+assert sdo.coverage[-1] == uniform.coverage[-1] == 1
+assert sdo.gini().value > uniform.gini().value
 show(coverage_curves(exposures)[0])

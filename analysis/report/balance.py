@@ -8,7 +8,7 @@ from analysis.balance_metrics import METRICS, MOVES_WITH_MEAN
 from analysis.balance_plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
 from analysis.balance_results import Balance, Difference, Interval
 from analysis.balance_summary import BalanceSummary
-from analysis.balance_words import CAVEAT, NAMES, WORDS
+from analysis.balance_words import ACCURACY, CAVEAT, NAMES, WORDS
 from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number, signed
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import not_drawn
@@ -78,12 +78,15 @@ def _run_table(name: str, one: Balance) -> Table:
     head = ("", "raw", "raw if clusters were equal (95 %)", "latent", "95 % interval of latent")
     clusters = counted(len(one.names), "cluster")
     caption = f"{name}: {counted(one.n, 'question')} ({one.distinct} distinct) in {clusters}"
-    return Table(head, tuple(rows), caption)
+    low, high = one.question_interval
+    notes = (f"{ACCURACY.capitalize()}: {one.question_accuracy:.3f}, 95 % interval {low:.3f} to {high:.3f}.",)
+    return Table(head, tuple(rows), caption, notes=notes)
 
 
 def _comparison_table(summary: BalanceSummary, name: str) -> Table:
     one = summary.comparisons[name]
-    rows = [_difference_row(NAMES[metric], metric, one.metrics[metric]) for metric in METRICS]
+    rows = [_difference_row(ACCURACY, "mean", one.question_accuracy)]
+    rows += [_difference_row(NAMES[metric], metric, one.metrics[metric]) for metric in METRICS]
     rows.append(_difference_row("… of log-odds", "spread", one.logit))
     head = ("", "difference", "95 % interval", "p", "verdict")
     moving = join([NAMES[metric].partition(",")[0] for metric in METRICS if metric in MOVES_WITH_MEAN])
@@ -141,14 +144,15 @@ def _homogeneity(summary: BalanceSummary) -> str:
 
 def _compared(summary: BalanceSummary, name: str) -> str:
     one = summary.comparisons[name]
-    spread, mean = one.metrics["spread"], one.metrics["mean"]
+    spread = one.metrics["spread"]
     told = f"{name} against {summary.baseline}: balance {one.verdict}"
     if spread.difference is None:
         told += f" ({spread.reason})"
     elif spread.p is not None:
         told += f" (difference of the latent spread {signed(spread.difference, '{:+.3f}')}, p = {spread.p:.3f})"
-    if mean.difference is not None and mean.p is not None:
-        told += f"; mean accuracy {mean.verdict} ({signed(mean.difference, '{:+.3f}')}, p = {mean.p:.3f})"
+    for label, mean in ((ACCURACY, one.question_accuracy), (NAMES["mean"], one.metrics["mean"])):
+        if mean.difference is not None and mean.p is not None:
+            told += f"; {label} {mean.verdict} ({signed(mean.difference, '{:+.3f}')}, p = {mean.p:.3f})"
     return f"{told}."
 
 

@@ -255,7 +255,7 @@ def _coherence_of(material: ReportMaterial, signal: str) -> tuple[Table, list[Pi
         *("run", "steps", "undefined", "all pairs", "next step", "sharing a sample", "sharing none"),
         *("within batches", "steps of it", "sketch rmse"),
     )
-    caption = f"Signal {signal}: mean cosine between the gradients of two steps, and within batches"
+    caption = f"Signal {signal}: mean cosine between the gradients of two steps, and within batches{_within_of(data)}"
     figure, _ = coherence_heat_maps(matrices, steps=steps)
     picture = Picture.of(
         figure,
@@ -266,21 +266,41 @@ def _coherence_of(material: ReportMaterial, signal: str) -> tuple[Table, list[Pi
     )
     pictures = [picture]
     if series:
-        figure, _ = batch_coherence_series(series, of="samples or micro-batches")
+        figure, _ = batch_coherence_series(series, of=" or ".join(_compared(data)))
         alt = f"Batch coherence of {signal} over the steps, a colour a run."
-        pictures.append(Picture.of(figure, alt=alt, caption=f"Batch coherence, {signal}: dots are steps."))
+        caption_of = f"Batch coherence, {signal}{_within_of(data)}: dots are steps."
+        pictures.append(Picture.of(figure, alt=alt, caption=caption_of))
     return Table(head, tuple(rows), caption), pictures, data, _coherence_sentence(signal, data, material.runs)
 
 
 def _coherence_sentence(signal: str, data: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
     between = {name: entry["step_coherence"]["mean"] for name, entry in data.items()}
-    within = {name: entry["batch_coherence"]["mean"] for name, entry in data.items()}
     parts = []
-    for words, values in (("two steps", between), ("samples of one batch", within)):
+    told = [("two steps", between)]
+    for of, names in _compared(data).items():
+        told.append((f"{of} of one batch", {name: data[name]["batch_coherence"]["mean"] for name in names}))
+    for words, values in told:
         known = {name: value for name, value in values.items() if value is not None}
         if known:
             parts.append(f"gradients of {words} have a mean cosine of {join(_in_words(known, runs))}")
     return f"{signal}: {'; '.join(parts)}." if parts else ""
+
+
+def _compared(data: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return whose gradients batch coherence compares, samples or micro-batches, and in which runs."""
+    compared: dict[str, list[str]] = {}
+    for name, entry in data.items():
+        if (of := entry["batch_coherence"]["between"]) is not None:
+            compared.setdefault(of, []).append(name)
+    return dict(sorted(compared.items(), reverse=True))
+
+
+def _within_of(data: Mapping[str, Any]) -> str:
+    """Say whose gradients are compared within batches: micro-batches agree more than samples, whatever the data."""
+    compared = _compared(data)
+    if len(compared) < 2:
+        return "".join(f" (between {of})" for of in compared)
+    return f" ({', '.join(f'between {of} in {some(names)}' for of, names in compared.items())})"
 
 
 def _in_words(values: Mapping[str, float], runs: Mapping[str, Run]) -> list[str]:

@@ -165,7 +165,8 @@ CLAIMS = (
             for setting in ("families-small", "sft-small", "dpo-small", "grpo-small")
             for test in _coherence(setting)
         ),
-        "Batch coherence is that of the samples of one batch, step coherence that of the gradients of different steps; "
+        "Batch coherence is that of the samples of one batch (of `weight` its micro-batches), step coherence that of "
+        "the gradients of different steps; "
         "`hidden` is the gradient at the final norm's output, `weight` that of the matrix which a setting names. Which "
         "of these the paper measured is open, so a verdict speaks of the same direction, not of the same quantity, and "
         "the published 0.12 is excluded only if it is of this one. "

@@ -34,12 +34,12 @@ the same batch size; SDO repeats samples within an epoch, so it has then seen fe
 both.
 
 Words: *held-out loss* is the mean over held-out questions of the mean over an answer's tokens, so that each question
-counts alike; what a trainer prints is the mean over all tokens. *Batch coherence* and *step coherence* are mean cosines
-between gradients, of one batch's samples and of different steps; *locality, series r* correlates a batch's likeness in
-embeddings with its batch coherence over the steps, *matrix r* the likeness of two batches with the cosine of their
-steps' gradients ([locality.md](locality.md)); over families, *B-20%* is the mean accuracy of the worst fifth, *gap*
-that of the best minus the worst, *CV* and *Gini* their inequality, *latent spread* the standard deviation of the
-underlying accuracies ([balance.md](balance.md)).
+counts alike; what a trainer prints is the mean over all tokens. *Batch coherence* and *step coherence* are mean
+cosines between gradients, of one batch's samples (of `weight` its micro-batches) and of different steps; *locality,
+series r* correlates a batch's likeness in embeddings with its batch coherence over the steps, *matrix r* the likeness
+of two batches with the cosine of their steps' gradients ([locality.md](locality.md)); over families, *B-20%* is the
+mean accuracy of the worst fifth, *gap* that of the best minus the worst, *CV* and *Gini* their inequality, *latent
+spread* the standard deviation of the underlying accuracies ([balance.md](balance.md)).
 """
 
 

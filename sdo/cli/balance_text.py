@@ -30,6 +30,7 @@ def describe(summary: BalanceSummary) -> str:
         lines += [
             "",
             name,
+            _accuracy_words(content["accuracy"][name]),
             _run_table(metrics),
             *_reasons({name: one for name, one in metrics.items() if None in (*one.values(), *one["latent"].values())}),
             _homogeneity_words(content["homogeneity"][name], content["level"]),
@@ -52,6 +53,12 @@ def _number(value: float | None, metric: str, *, sign: bool = False) -> str:
 
 def _range(pair: list[float] | None, metric: str, *, sign: bool = False) -> str:
     return "-" if pair is None else f"{_number(pair[0], metric, sign=sign)} to {_number(pair[1], metric, sign=sign)}"
+
+
+def _accuracy_words(entry: dict[str, Any]) -> str:
+    from analysis.balance_words import ACCURACY
+
+    return f"  {ACCURACY} {_number(entry['accuracy'], '')}, 95 % interval {_range(entry['interval'], '')}"
 
 
 def _run_table(metrics: dict[str, Any]) -> str:
@@ -90,18 +97,15 @@ def _homogeneity_words(test: dict[str, Any], level: float) -> str:
 
 
 def _comparison_table(entry: dict[str, Any]) -> str:
-    from analysis.balance_words import NAMES
+    from analysis.balance_words import ACCURACY, NAMES
 
     rows = [["", "difference", "95 % interval", "p", "verdict"]]
-    for name, one in entry["metrics"].items():
+    metrics = [(NAMES[name], name, one) for name, one in entry["metrics"].items()]
+    for label, name, one in [(ACCURACY, "", entry["accuracy"]), *metrics, ("… of log-odds", "", entry["logit_spread"])]:
         p = "-" if one["p"] is None else f"{one['p']:.3g}"
         verdict = one["verdict"] + (" (moves with the mean)" if "note" in one else "")
         difference, interval = _number(one["difference"], name, sign=True), _range(one["interval"], name, sign=True)
-        rows.append([NAMES[name], difference, interval, p, verdict])
-    one = entry["logit_spread"]
-    p = "-" if one["p"] is None else f"{one['p']:.3g}"
-    difference, interval = _number(one["difference"], "", sign=True), _range(one["interval"], "", sign=True)
-    rows.append(["… of log-odds", difference, interval, p, one["verdict"]])
+        rows.append([label, difference, interval, p, verdict])
     return aligned(rows, last_text=True, indent="  ")
 
 

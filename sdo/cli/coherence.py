@@ -26,7 +26,7 @@ WORDS = (
 MATRIX_STEPS = 16_384  # up to here the matrix of all pairs of steps, at most 1 GiB, is written
 _HEADINGS = (
     *("run", "signal", "steps", "undefined", "step coherence", "next step", "shared sample", "none shared"),
-    *("batch coherence", "steps of it", "recorder", "sketch rmse", "within-batch cosine"),
+    *("batch coherence", "between", "steps of it", "recorder", "sketch rmse", "within-batch cosine"),
 )
 
 
@@ -137,7 +137,8 @@ class _Report:
             def batch_part(one: Run = one, name: str = name, entry: dict[str, Any] = entry) -> None:
                 found = within_steps(one, signal)
                 entry["batch_coherence"], series[name] = found.to_dict(), found.series
-                between[name] = found.between or "samples"
+                if found.between is not None:
+                    between[name] = found.between
 
             for part, compute in (("step_coherence", step_part), ("batch_coherence", batch_part)):
                 self.parts.attempt(f"{part} of {signal} in run {name}", compute)
@@ -147,7 +148,7 @@ class _Report:
         kinds = sorted(set(between.values()))
         if len(kinds) > 1:
             # Micro-batches agree more than samples do, whatever the data: the legend must tell them apart.
-            series = {f"{name}, {between[name]}": one for name, one in series.items()}
+            series = {f"{name}, {between[name]}": one for name, one in series.items() if name in between}
         of = " or ".join(kinds)
         most = max((int(one.defined.sum()) for one in series.values()), default=0)
         if most == 1:
@@ -231,6 +232,6 @@ def _table(entries: list[dict[str, Any]]) -> str:
             share = number(entry.get("recorder_share"), "{:.1%}")
             error = number((values["sketch_check"] or {}).get("rmse"), "{:.4f}")
             alike = number(entry.get("within_batch_cosine"))
-            within = [number(batch.get("mean")), number(batch.get("steps"), "{}")]
+            within = [number(batch.get("mean")), batch.get("between") or "-", number(batch.get("steps"), "{}")]
             lines.append([entry["name"], signal, *counts, *coherence, *within, share, error, alike])
     return aligned(lines, texts=2)

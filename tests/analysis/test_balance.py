@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, chi2_contingency
 
-from analysis.balance import LEVEL, _difference, cluster_balance, compare_balance
-from analysis.balance_metrics import LOWER, METRICS
+from analysis.balance import LEVEL, UNMOVED, _difference, cluster_balance, compare_balance
+from analysis.balance_metrics import LOWER, METRICS, wilson
 from analysis.balance_results import Difference, MetricBalance
 from analysis.questions import Units
 
@@ -50,9 +50,13 @@ def test_values_follow_their_definitions():
     assert found.accuracy == pytest.approx([score[label == c].mean() for c in range(12)])
     assert (found.interval[:, 0] < found.accuracy).all()
     assert not found.small.any()
-    for metric in found.metrics.values():
-        assert metric.reason is None
-        assert metric.equal_band[0] <= metric.equal_band[1]
+    for name, metric in found.metrics.items():
+        if name == "mean":  # of clusters of one size: no deal of the scores changes it
+            assert metric.equal_band is None
+            assert metric.reason == f"no band: {UNMOVED}"
+        else:
+            assert metric.reason is None
+            assert metric.equal_band[0] < metric.equal_band[1]
         low, high = metric.latent_interval
         assert low <= metric.latent <= high
 
@@ -67,6 +71,9 @@ def test_band_is_that_of_permuted_scores():
         for name, value in (slow_raw(dealt, label) | {"spread": slow_spread(dealt, label)}).items():
             null[name].append(value)
     for name, values in null.items():
+        if name == "mean":
+            assert np.ptp(values) < 1e-12
+            continue
         low, high = np.quantile(values, [0.025, 0.975])
         # Means of three clusters of six, and gaps, are multiples of 1/18: a quantile may fall to the next.
         near = 0.12 * max(high - low, 0.02) + (1 / 18 if name in ("b20", "gap") else 0)
@@ -157,7 +164,7 @@ def test_one_cluster():
     found = cluster_balance([1, 0, 1, 1], [3, 3, 3, 3], resamples=99)
     mean = found.metrics["mean"]
     assert (mean.value, mean.equal_band, mean.latent) == (0.75, None, None)
-    assert mean.reason == "no latent interval: it needs at least two clusters"
+    assert mean.reason == f"no band: {UNMOVED}; no latent interval: it needs at least two clusters"
     # A cv or gap of 0 would read as perfectly even, a lowest fifth of the whole as something else than the mean.
     nothing = MetricBalance(None, None, None, None, "it needs at least two clusters")
     assert {name: one for name, one in found.metrics.items() if name != "mean"} == dict.fromkeys(METRICS[1:], nothing)
@@ -246,8 +253,13 @@ def test_swap_test_by_slow_swapping():
         assert one.difference == pytest.approx(observed)
         assert one.p == pytest.approx(p_value, abs=0.05), name
         half = np.quantile(np.abs(null), 0.95)
-        assert one.interval[1] - one.difference == pytest.approx(half, rel=0.15, abs=0.015), name
-        assert one.difference - one.interval[0] == pytest.approx(one.interval[1] - one.difference)
+        low, high = one.interval
+        assert (high - low) / 2 == pytest.approx(half, rel=0.15, abs=0.015), name
+        if name == "mean":
+            for end in (low, high):  # where |difference - δ| = half·√(1 - δ²)
+                assert abs(one.difference - end) == pytest.approx(half * np.sqrt(1 - end**2), abs=0.02)
+        else:
+            assert one.difference - low == pytest.approx(high - one.difference)
 
 
 def test_verdicts_and_their_direction():
@@ -291,15 +303,17 @@ def test_spread_that_moves_with_the_mean_is_no_verdict():
 @pytest.mark.parametrize("draws", [99, 199, 999, 1000])
 def test_interval_and_p_never_disagree(draws):
     rng = np.random.default_rng(draws)
-    for observed in np.linspace(0, 4, 81):
-        null = rng.standard_normal(draws).round(1)
-        one = _difference("mean", float(observed), null)
-        outside = not one.interval[0] <= 0 <= one.interval[1]
-        assert outside == (one.p < LEVEL) == (one.verdict != "undetermined")
-    assert _difference("cv", -9.0, null).verdict == "better"
+    for observed in np.linspace(0, 1, 81):
+        null = rng.standard_normal(draws).round(1) / 4
+        for name in ("mean", "b20"):
+            one = _difference(name, float(observed), null, 9)
+            outside = not one.interval[0] <= 0 <= one.interval[1]
+            assert outside == (one.p < LEVEL) == (one.verdict != "undetermined")
+            assert -1 <= one.interval[0] <= observed <= one.interval[1] <= 1
+    assert _difference("cv", -2.0, null, 9).verdict == "better"
     assert "cv" in LOWER
-    assert _difference("b20", -9.0, null).verdict == "worse"
-    assert _difference("b20", -9.0, null).p == 1 / (draws + 1)
+    assert _difference("b20", -1.0, null, 9).verdict == "worse"
+    assert _difference("b20", -1.0, null, 9).p == 1 / (draws + 1)
 
 
 def test_undefined_differences_have_a_reason():
@@ -321,7 +335,13 @@ def test_runs_that_agree_are_undetermined():
     score, label = answers([0.2, 0.9], 10)
     found = compare_balance(score, score, label, resamples=99)
     assert {one.verdict for one in found.metrics.values()} == {"undetermined"}
-    assert {one.p for one in found.metrics.values()} == {1.0}
+    for one in found.metrics.values():
+        assert (one.difference, one.interval, one.p) == (0, None, None)
+        assert one.reason == "no swap of the two runs' answers makes a difference"
+    accuracy = found.question_accuracy
+    assert (accuracy.difference, accuracy.p, accuracy.verdict) == (0, None, "undetermined")
+    assert accuracy.interval[0] < 0 < accuracy.interval[1]
+    assert accuracy.reason == "the runs score every question alike: nothing to test"
     assert found.cluster_p.tolist() == [1, 1]
 
 
@@ -376,4 +396,101 @@ def test_means_of_duplicates_in_another_order_are_equal():
     assert (Units.of(a, label, group).score != Units.of(b, label, group).score).all()
     found = compare_balance(a, b, label, group=group, resamples=99)
     assert found.cluster_p.tolist() == [1, 1]
-    assert found.metrics["mean"].p == 1.0
+    assert (found.metrics["mean"].interval, found.metrics["mean"].p, found.question_accuracy.p) == (None, None, None)
+
+
+@pytest.mark.parametrize("labels", [np.repeat(np.arange(8), 6), np.arange(48), np.zeros(48, dtype=int)])
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (0, 0), (1, 1), ("some", 1), ("some", "others")])
+def test_no_interval_has_no_width_or_leaves_its_range(labels, first, second):
+    rng = np.random.default_rng(0)
+    kinds = {0: np.zeros(48), 1: np.ones(48), "some": rng.integers(0, 2, 48), "others": rng.integers(0, 2, 48)}
+    a, b = kinds[first], kinds[second]
+    largest = {"cv": np.sqrt(max(labels)), "gini": 1 - 1 / (max(labels) + 1), "spread": 0.5}
+    for balance in (cluster_balance(a, labels, resamples=99), cluster_balance(b, labels, resamples=99)):
+        for name, one in balance.metrics.items():
+            for interval in (one.equal_band, one.latent_interval):
+                assert interval is not None or one.reason
+                assert interval is None or 0 <= interval[0] < interval[1] <= largest.get(name, 1), name
+        low, high = balance.question_interval
+        assert 0 <= low < high <= 1
+        assert balance.homogeneity.p is not None or balance.homogeneity.reason
+    found = compare_balance(a, b, labels, resamples=99)
+    for name, one in found.metrics.items():
+        assert None not in (one.interval, one.p) or one.reason
+        if one.interval is not None:
+            most = largest.get(name, 1)
+            assert -most <= one.interval[0] <= one.difference <= one.interval[1] <= most, name
+            assert one.interval[0] < one.interval[1]
+    low, high = found.question_accuracy.interval
+    assert -1 <= low < high <= 1
+
+
+def test_all_wrong_against_all_right():
+    found = compare_balance(np.zeros(48), np.ones(48), np.repeat(np.arange(8), 6))
+    mean, accuracy = found.metrics["mean"], found.question_accuracy
+    assert (mean.difference, mean.verdict, accuracy.verdict) == (1, "better", "better")
+    assert mean.interval[1] == accuracy.interval[1] == 1
+    assert 0.8 < mean.interval[0] < 0.9
+    # Wilson's interval of 48 of 48 begins at 0.926 and that of 0 ends at 0.074: Newcombe's 1 - √2·0.074.
+    assert accuracy.interval[0] == pytest.approx(1 - np.sqrt(2) * 0.0741, abs=1e-3)
+    assert accuracy.p == pytest.approx(2 * 0.5**48)
+    for name in ("gap", "spread"):
+        one = found.metrics[name]
+        assert (one.difference, one.interval, one.p, one.verdict) == (0, None, None, "undetermined")
+
+
+def test_swaps_that_rarely_move_a_metric_give_no_interval():
+    # The lowest fifth of single questions is 0 in both runs after nearly every swap.
+    found = compare_balance(np.zeros(48), np.ones(48), np.arange(48), resamples=99)
+    b20 = found.metrics["b20"]
+    assert (b20.difference, b20.interval, b20.p, b20.verdict) == (1, None, 1 / 100, "better")
+    assert b20.reason == "nearly all swaps leave no difference: no interval"
+
+
+def test_one_wrong_answer_cannot_show_that_clusters_differ():
+    score = np.ones(48)
+    score[0] = 0
+    found = cluster_balance(score, np.repeat(np.arange(8), 6), resamples=99)
+    assert found.homogeneity.p is None
+    assert found.homogeneity.reason == UNMOVED
+    assert found.metrics["gap"].equal_band is None
+    assert cluster_balance(score, np.repeat([0, 1], [40, 8]), resamples=99).homogeneity.p is not None
+
+
+def test_clusters_closer_than_chance_have_no_interval_of_the_spread():
+    found = cluster_balance(np.tile([1, 1, 1, 0], 50), np.repeat(np.arange(20), 10), resamples=99)
+    assert found.metrics["spread"].latent == 0
+    assert found.metrics["spread"].latent_interval is None
+    assert "closer together than chance" in found.metrics["spread"].reason
+
+
+def test_accuracy_over_questions_counts_every_question():
+    a = np.array([1, 1, 1, 1, 0, 0, 1, 0, 0, 0], dtype=float)
+    b = np.array([1, 1, 0, 1, 1, 1, 1, 1, 1, 0], dtype=float)
+    label = np.repeat([0, 1, -1], [6, 3, 1])
+    one = cluster_balance(a, label, resamples=99)
+    assert one.question_accuracy == pytest.approx(5 / 9)
+    assert one.metrics["mean"].value == pytest.approx((4 / 6 + 1 / 3) / 2)
+    assert one.question_interval == pytest.approx(tuple(wilson(5 / 9, 9)))
+    found = compare_balance(a, b, label, resamples=99).question_accuracy
+    assert found.difference == pytest.approx(3 / 9)
+    assert found.p == pytest.approx(2 * (1 + 5) / 2**5)  # four questions of five went up
+    assert found.verdict == "undetermined"
+
+
+def test_accuracy_of_duplicates_and_averages():
+    a, label = answers([0.4] * 10, 12, seed=1)
+    b, _ = answers([0.8] * 10, 12, seed=2)
+    plain = compare_balance(a, b, label, resamples=99).question_accuracy
+    group = np.tile(np.arange(len(a)), 3)
+    copies = compare_balance(
+        np.tile(a, 3), np.tile(b, 3), np.tile(label, 3), group=group, resamples=99
+    ).question_accuracy
+    assert plain.verdict == copies.verdict == "better"
+    assert copies.interval == pytest.approx(plain.interval)
+    assert copies.p == plain.p
+    # Most questions go up a little, some fall far: the sign test and the mean point to different sides.
+    torn = compare_balance([0.5] * 60, [0.55] * 42 + [0.0] * 18, np.repeat([0, 1], 30), resamples=99).question_accuracy
+    assert torn.difference < 0
+    assert torn.p < LEVEL
+    assert (torn.verdict, torn.reason) == ("undetermined", "the interval does not agree with the test")

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.balance_metrics import METRICS, lorenz_curves, raw_metrics, wilson
+from analysis.balance_metrics import (
+    METRICS,
+    largest_difference,
+    lorenz_curves,
+    paired_interval,
+    raw_metrics,
+    score_interval,
+    wilson,
+)
 
 accuracy_lists = st.lists(st.integers(0, 20).map(lambda k: k / 20), min_size=1, max_size=31)
 
@@ -83,3 +91,38 @@ def test_wilson_solves_its_equation(k, n):
     for end in wilson([k / n], [n])[0]:
         # The ends are those p whose score test just rejects k of n.
         assert abs(k / n - end) == pytest.approx(z * math.sqrt(end * (1 - end) / n), abs=1e-9)
+
+
+def test_paired_interval_of_newcombes_example():
+    # Newcombe 1998, table II, method 10: a, b, c, d = 36, 12, 2, 0 gives 0.0569 to 0.3404.
+    table = ((1, 1, 36), (1, 0, 12), (0, 1, 2), (0, 0, 0))
+    one, other = (np.repeat([row[i] for row in table], [row[2] for row in table]) for i in (0, 1))
+    assert paired_interval(other, one, np.ones(50)) == pytest.approx((0.0569, 0.3404), abs=1e-4)
+    assert paired_interval(one, other, np.ones(50)) == pytest.approx((-0.3404, -0.0569), abs=1e-4)
+    assert paired_interval(other, one, np.full(50, 3)) == pytest.approx((0.0569, 0.3404), abs=1e-4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30))
+def test_paired_interval_holds_the_difference_and_stays_in_its_range(pairs):
+    a, b = np.array(pairs).T / 4
+    low, high = paired_interval(a, b, np.ones(len(a)))
+    assert -1 <= low <= b.mean() - a.mean() + 1e-12
+    assert b.mean() - a.mean() - 1e-12 <= high <= 1
+    assert low < high
+
+
+@given(st.floats(-1, 1), st.floats(1e-6, 2))
+def test_score_interval_solves_its_equation(difference, half):
+    low, high = score_interval(difference, half)
+    assert -1 <= low <= difference + 1e-12
+    assert difference - 1e-12 <= high <= 1
+    for end in (low, high):
+        assert abs(difference - end) == pytest.approx(half * math.sqrt(1 - end * end), abs=1e-6)
+
+
+def test_largest_differences_are_reached():
+    for clusters in (2, 5, 20):
+        one = raw_metrics(np.eye(clusters)[:1])
+        for name in ("cv", "gini", "gap"):
+            assert one[name][0] == pytest.approx(largest_difference(name, clusters))
+    assert largest_difference("logit", 5) == math.inf

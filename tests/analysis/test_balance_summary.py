@@ -49,9 +49,11 @@ def test_content_has_the_promised_shape():
     for metrics in content["runs"].values():
         assert list(metrics) == METRICS
         for entry in metrics.values():
-            assert set(entry) == {"value", "equal_band", "latent"}
+            assert set(entry) - {"reason"} == {"value", "equal_band", "latent"}
             assert set(entry["latent"]) == {"value", "interval"}
-            assert len(entry["equal_band"]) == len(entry["latent"]["interval"]) == 2
+            assert len(entry["latent"]["interval"]) == 2
+        assert metrics["mean"]["equal_band"] is None  # clusters of one size
+        assert len(metrics["gini"]["equal_band"]) == 2
     (comparison,) = content["comparisons"]
     assert (comparison["baseline"], comparison["run"]) == ("a", "b")
     assert list(comparison["metrics"]) == METRICS
@@ -59,6 +61,8 @@ def test_content_has_the_promised_shape():
         assert {"difference", "interval", "p", "verdict"} <= set(entry)
         assert entry["verdict"] in ("better", "worse", "undetermined")
         assert ("note" in entry) == (name in ("b20", "cv", "gini", "gap"))
+    assert set(content["accuracy"]["a"]) == {"n", "accuracy", "interval"}
+    assert {"difference", "interval", "p", "verdict"} <= set(comparison["accuracy"])
     assert comparison["balance"] == comparison["metrics"]["spread"]["verdict"]
     assert len(content["per_cluster"]) == 6
     assert content["requested_clusters"] is None
@@ -79,6 +83,9 @@ def test_numbers_are_those_of_the_functions():
     }
     both = compare_balance(a.score, b.score, LABELS, resamples=99, seed=4)
     assert found.comparisons["b"].metrics == both.metrics
+    interval = list(one.question_interval)
+    assert found.content["accuracy"]["a"] == {"n": N, "accuracy": a.score.mean(), "interval": interval}
+    assert found.content["comparisons"][0]["accuracy"]["p"] == both.question_accuracy.p
     cluster = found.content["per_cluster"][2]
     accuracy = a.score[LABELS == 2].mean()
     assert cluster["cluster"] == 2

@@ -10,6 +10,7 @@ from io import BytesIO
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+import run_folders
 from PIL import Image
 
 from analysis import (
@@ -119,6 +120,28 @@ def test_numbers_in_the_page_and_beside_it_are_the_same(runs, tmp_path):
     assert "sdo report 'a b'" in words
     assert numbers["verdict"][0]["tone"] == "undetermined"
     assert report.failed == ()
+
+
+def test_micro_batches_are_not_called_samples(runs, tmp_path):
+    rng = np.random.default_rng(0)
+    writer = run_folders.RunWriter(tmp_path / "halves", {"hidden": runs["sdo"].info["signals"]["hidden"]["stored"]})
+    rows = [
+        {"step": t, "kind": kind, "micro_batch": i, "sketch": rng.normal(size=writer.signals["hidden"])}
+        for t in range(5)
+        for kind, count in (("step", 1), ("micro_batch", 2))
+        for i in range(count)
+    ]
+    writer.info().gradients("hidden", rows, 0, 4)
+    writer.steps(0, 4, [[0, 1]] * 5)
+    halves = Run.open(writer.path)
+    words = Page(build_report({"halves": halves}).html).words
+    assert "gradients of micro-batches of one batch have a mean cosine of" in words
+    assert "within batches (between micro-batches)" in words
+    assert "samples of one batch" not in words
+    words = Page(build_report({"sdo": runs["sdo"], "halves": halves}).html).words
+    assert re.search(r"gradients of samples of one batch have a mean cosine of \S+ in sdo; ", words)
+    assert re.search(r"gradients of micro-batches of one batch have a mean cosine of \S+ in halves\.", words)
+    assert "within batches (between samples in sdo, between micro-batches in halves)" in words
 
 
 def test_texts_are_shown_and_never_markup(make_training):
@@ -311,6 +334,13 @@ def test_balance_gives_the_verdict_and_needs_no_run(predictions):
         for metric in ("mean", "b20", "cv", "gini"):
             assert f"{numbers['runs'][name][metric]['value']:.3f}" in page.words
         assert f"{100 * numbers['runs'][name]['gap']['latent']['value']:.1f}" in page.words
+        one = numbers["accuracy"][name]
+        low, high = one["interval"]
+        told = f"Accuracy over questions: {one['accuracy']:.3f}, 95 % interval {low:.3f} to {high:.3f}."
+        assert told in page.words
+    accuracy = compared["accuracy"]
+    assert f"accuracy over questions {accuracy['verdict']} (" in page.words
+    assert f"mean over clusters {compared['metrics']['mean']['verdict']} (" in page.words
     assert not page.all("script")
     assert len(page.all("img")) == 5
 

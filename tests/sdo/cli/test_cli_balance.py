@@ -83,6 +83,8 @@ def test_clusters_embeddings_and_writes_everything(desk, pictures, capsys):
     assert "90 questions in 6 clusters" in printed.out
     assert f"  {100 * (max(accuracy) - min(accuracy)):.1f}" in printed.out  # the gap in points
     assert printed.out.count("moves with the mean)") == 4
+    assert f"accuracy over questions {np.mean(scores):.3f}, 95 % interval " in printed.out
+    assert "  accuracy over questions  " in printed.out.partition(" against ")[2]
     assert f"verdict on balance: {content['comparisons'][0]['balance']}" in printed.out
 
 
@@ -337,8 +339,11 @@ def test_gsm8k_models(gsm8k, tmp_path, monkeypatch):
     assert main(["balance", *argv.split(), "--seed", "617", "--out", "out"]) == 0
     content = read(tmp_path / "out")
     assert (content["clusters"], content["n"], content["distinct"]) == (164, 1319, 1318)
+    assert content["accuracy"]["6b_finetuning"]["accuracy"] == pytest.approx(286 / 1319)
     assert content["homogeneity"]["6b_finetuning"]["p"] > 0.05
     assert content["homogeneity"]["175b_verification"]["p"] < 0.01
     (comparison,) = content["comparisons"]
-    assert comparison["metrics"]["mean"]["verdict"] == "better"
+    assert comparison["accuracy"]["difference"] == pytest.approx((742 - 286) / 1319)
+    assert comparison["accuracy"]["verdict"] == comparison["metrics"]["mean"]["verdict"] == "better"
+    assert comparison["metrics"]["gap"]["interval"] is None  # 100 points in both, and after every swap
     assert comparison["balance"] == "undetermined"

@@ -122,7 +122,7 @@ def test_a_run_with_hardly_any_data(tmp_path, capsys):
     assert " -" in capsys.readouterr().out
 
 
-def test_micro_batches_stand_in_for_samples_and_are_told_apart(tmp_path, monkeypatch):
+def test_micro_batches_stand_in_for_samples_and_are_told_apart(tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     run_folders.write_training(tmp_path / "a", steps=5, k=3)
     writer = run_folders.RunWriter(tmp_path / "b", {"hidden": 3}).info()
@@ -143,6 +143,30 @@ def test_micro_batches_stand_in_for_samples_and_are_told_apart(tmp_path, monkeyp
     assert "one_step_measures" not in batch
     assert set(drawn) == {"a, samples", "b, micro-batches", "of"}
     assert drawn["of"] == "micro-batches or samples"
+    table = capsys.readouterr().out.splitlines()
+    assert " between " in table[0]
+    assert " samples " in next(line for line in table if line.startswith("a "))
+    assert " micro-batches " in next(line for line in table if line.startswith("b "))
+
+
+def test_a_run_without_batch_coherence_is_not_called_one_of_samples(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for name, kind, count in (("a", "micro_batch", 2), ("b", "step", 1)):
+        rows = [
+            {"step": t, "kind": one, "micro_batch": i, "sketch": rng.normal(size=3)}
+            for t in range(5)
+            for one in {kind, "step"}
+            for i in range(count if one == kind else 1)
+        ]
+        run_folders.RunWriter(tmp_path / name, {"hidden": 3}).info().gradients("hidden", rows, 0, 4)
+    drawn = {}
+    import analysis
+
+    draw = analysis.batch_coherence_series
+    monkeypatch.setattr(analysis, "batch_coherence_series", lambda s, **o: drawn.update(o, s=s) or draw(s, **o))
+    assert call(tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out") == 0
+    assert drawn["of"] == "micro-batches"
+    assert set(drawn["s"]) == {"a", "b"}
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
