@@ -1,0 +1,39 @@
+"""The blocks of docs/extending.md, run in their order by somebody who has embeddings and a recorded run."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from sdo import SDO, registry
+from sdo.cli.main import main
+from tests.run_folders import write_training
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
+MATRIX = np.random.default_rng(0).standard_normal((40, 4))
+
+
+def test_the_blocks_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    np.save("E.npy", MATRIX)
+    write_training(tmp_path / "runs" / "sdo")
+    names = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "extending.md", "exec"), names)  # noqa: S102 - the page's own code
+    made = names["Windows"](SDO(MATRIX).embeddings, seed=3).plan(8)
+    assert made.epoch(0).figures == {"windows": 5}
+    assert made.redraw(4).batches(0, 9).tolist() != made.batches(0, 9).tolist()
+    plan = SDO(MATRIX, k=2, seed=617).plan(8)
+    assert [a + b for a, b in zip(names["seen"][::2], names["seen"][1::2], strict=True)] == plan.batches(0, 5).tolist()
+    assert names["state"]["step"] == 5
+    assert names["report"].numbers["sections"]["longest"]["state"] == "shown"
+    assert not names["report"].failed
+    argv = ["plan", "--embeddings", "E.npy", "--batch-size", "8", "--organizer", "windows", "--descending"]
+    assert main([*argv, "--epochs", "1", "--out", "P.parquet"]) == 0
+    assert "windows" in capsys.readouterr().out
