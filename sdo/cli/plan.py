@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="dry run: the batches and exposures that an organizer would give",
-        description="Write the batches of the first organizer epochs as Parquet (organizer_epoch, step, slot, "
+        description="Write the batches of the first organizer epochs as Parquet (organizer_epoch, step, slot,\n"
         "sample_id), their figures as JSON beside it, and print the figures as a table.",
         epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --k 4 --delta-tau 2 --retain 0.2 "
         f"--seed 617 --out PLAN.parquet\n\n{_organizer_help()}",
