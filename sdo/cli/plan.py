@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from sdo.plan import EpochPlan
 
 
+_COMMON = ("--embeddings", "--samples", "--batch-size", "--epochs", "--organizer", "--seed", "--out", "--overwrite")
+
+
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
@@ -125,10 +128,10 @@ def _organizer(args: argparse.Namespace) -> Organizer:
     own = [_option(name) for name in spec.option_names]
     for name in given:
         if name not in spec.option_names:
-            close = suggest(_option(name), [*own, "--batch-size", "--epochs", "--embeddings", "--samples", "--out"])
+            close = suggest(_option(name), [*_COMMON, *own])
             raise InputError(
-                f"unexpected argument '{_option(name)}'; {close}organizer {spec.name} has "
-                f"{', '.join(own) or 'no options of its own'}; see sdo plan --help"
+                f"unexpected argument '{_option(name)}'; {close}its options are {', '.join(_COMMON)}; organizer "
+                f"{spec.name} has {', '.join(own) or 'no options of its own'}; see sdo plan --help"
             )
     options = vars(parse_section("", given, spec.options))
     embeddings = None if args.embeddings is None else Embeddings.read(args.embeddings)

@@ -335,6 +335,7 @@ def train(setup: Setup) -> int:
     from diagnostics.signals import find_weight
 
     trainer, recorder = setup.trainer, setup.options.recorder
+    begins = None if setup.resume is None else global_step(Path(setup.resume))
     with _leaving_nothing(setup):
         require_trained_tokens(trainer.train_dataset, shifts=True)
         setup.equip()
@@ -350,7 +351,7 @@ def train(setup: Setup) -> int:
     where = f"; run folder {recorder.out}" if recorder is not None else ""
     if not trainer.is_world_process_zero():
         return 0
-    if setup.resume is not None and result.global_step == global_step(Path(setup.resume)):
+    if result.global_step == begins:
         reason = why_ended(trainer.state) or f"no step was left after {result.global_step}"
         print(f"nothing was trained: {reason}; fix: a larger max_steps or num_train_epochs, or start a new run")
     else:

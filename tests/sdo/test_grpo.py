@@ -307,7 +307,7 @@ def test_a_generation_batch_is_an_exposure_unless_all_its_updates_were_skipped(t
     """A GradScaler skips an update whose gradients overflow; here the callback is told so for each step."""
     trainer = make(tokenizer, tmp_path, (4, 1, 2, 2, 1))
     handle = attach(trainer, Uniform(N, seed=5))
-    callback, state = handle._callback, SimpleNamespace(global_step=0, stateful_callbacks={})
+    callback, state = handle._callback, SimpleNamespace(global_step=0, max_steps=20, stateful_callbacks={})
     skipped = [True, False, True, True, False, True, False]
     counted = np.zeros(N, dtype=int)
     first = handle.plan.batch(0).tolist()

@@ -170,7 +170,7 @@ def test_a_run_that_is_resumed_may_find_its_folder(here, capsys):
         (["--prompt_column", "q"], "has no column 'q'"),
         (["--recorder.sample_every", "-1"], "sample_every is -1"),
         (["--recorder.signals", "head"], "signals are ['head']"),
-        (["--resume_from_checkpoint", "nowhere"], "which is no checkpoint"),
+        (["--resume_from_checkpoint", "nowhere"], "which is no whole checkpoint"),
     ],
 )
 def test_wrong_input_is_one_line(here, capsys, argv, message):

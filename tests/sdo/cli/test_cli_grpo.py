@@ -106,7 +106,7 @@ def test_the_doctor_looks_at_it(here, capsys):
     [
         ((), {"reward": None}, "reward is missing; expected gsm8k, math_verify or module:function"),
         ((), {"reward": "gsm"}, "reward is 'gsm'; expected gsm8k"),
-        ((), {"reward": "own_rewards:width"}, "module own_rewards has no function width"),
+        ((), {"reward": "own_rewards:width"}, "module own_rewards has no width"),
         ((), {"prompt_column": "questions"}, "has no column 'questions'; did you mean 'question'?"),
         ((), {"prompt_column": None}, "expected prompt; fix: name yours with prompt_column"),
         ((), {"reward": "gsm8k", "answer_column": "key"}, "has no column 'key'"),

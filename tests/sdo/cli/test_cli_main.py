@@ -29,8 +29,8 @@ PLAN = ["plan", "--embeddings", "E.npy", "--batch-size", "8", "--out", "P.parque
         (["--nonsense"], "--nonsense"),
         (["coherence", "--nonsense", "run", "--out", "x"], "unexpected argument '--nonsense'"),
         (["embed", "--nonsense"], "see sdo embed --help"),
-        ([*PLAN, "--neighbours", "4"], "its options are --embeddings, "),
-        ([*PLAN, "--delta_tau", "4"], "did you mean '--delta-tau'? its options are"),
+        ([*PLAN, "--neighbours", "4"], "its options are --embeddings, --samples, "),
+        ([*PLAN, "--delta-tao", "4"], "did you mean '--delta-tau'? its options are"),
         (["probe", "--model", "m"], "sdo probe: the following arguments are required"),
         (["sft", "--nonsense", "1"], "unknown key 'nonsense'"),
         (["sft", "nonsense"], "unexpected argument 'nonsense'"),
@@ -162,7 +162,7 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
 def test_arguments_come_from_the_command_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["sdo", "plan"])
     assert main() == 2
-    assert "--embeddings" in capsys.readouterr().err
+    assert "--batch-size" in capsys.readouterr().err
     assert main_module.main is main
 
 

@@ -288,9 +288,9 @@ def test_a_truncated_matrix(here, capsys):
         (["--organizer", "random"], "--organizer: no organizer 'random'; known: sdo, uniform"),
         (
             ["--organizer", "uniform", "--k", "3"],
-            "unexpected argument '--k'; organizer uniform has no options of its own",
+            "organizer uniform has no options of its own",
         ),
-        (["--kk", "3"], "unexpected argument '--kk'; did you mean '--k'? organizer sdo has --k, --delta-tau"),
+        (["--kk", "3"], "unexpected argument '--kk'; did you mean '--k'? its options are --embeddings"),
         (["--samples", "9"], "--samples is 9, but E.npy has 60 rows; expected as many"),
         (["--epoch", "3"], "--epoch"),  # no abbreviations
         (["--nonsense"], "--nonsense"),
@@ -370,9 +370,9 @@ def test_neighbours_that_rounding_decides_are_noted(here, capsys):
     rows = 1 + 1e-3 * np.random.default_rng(0).standard_normal((200, 64))
     np.save("close.npy", rows)
     np.save("centred.npy", rows - rows.mean(axis=0))
-    assert plan("--batch-size", 8, "--epochs", 2, embeddings="close.npy", out="close.parquet") == 0
-    (note,) = json.loads((here / "close.json").read_text())["notes"]
+    assert plan("--batch-size", 8, "--epochs", 2, embeddings="close.npy", out="p.parquet") == 0
+    (note,) = json.loads((here / "p.json").read_text())["notes"]
     assert "so nearly parallel that rounding to multiples of 2**-24 decides who is a neighbour" in note
     assert f"\nnote: {note}\n" in capsys.readouterr().out
-    assert plan("--batch-size", 8, "--epochs", 2, embeddings="centred.npy", out="centred.parquet") == 0
-    assert json.loads((here / "centred.json").read_text())["notes"] == []
+    assert plan("--batch-size", 8, "--epochs", 2, embeddings="centred.npy", out="q.parquet") == 0
+    assert json.loads((here / "q.json").read_text())["notes"] == []
