@@ -147,8 +147,9 @@ def compare_unpaired(baseline: ArrayLike, against: ArrayLike) -> UnpairedCompari
     -----
     Welch, Biometrika 34 (1947). d_s: Cohen, Statistical Power Analysis, 1988, 2.2. Permutation of labels: Pitman, 1937;
     exact up to 20,000 ways, else 9,999 random ones of seed 0 and the observed one. Wrong at 5 %, of 4,000 simulations
-    each (normal values, 4 to 10 runs a side, spreads of 1 to 3): Welch 4.2 to 6.0 %, labels 2.8 to 5.2 %, and 8.2 % for
-    five runs of three times the spread of nine others.
+    each (``python -m benchmarks.seed_levels``: normal values, 4 to 10 runs a side, spreads of 1 to 3): Welch 4.2 to
+    6.0 %; labels 2.8 % at four runs of each side, where p takes few values, to 5.2 %, and 8.2 % where five runs have
+    three times the spread of nine others: there Welch's test is the one to trust.
 
     Examples
     --------

@@ -340,18 +340,22 @@ class Plan(ABC):
                 "each; fix: ragged = True in the plan's class"
             )
         ids, offsets = made.steps.trained()
-        places = np.searchsorted(self.ids, ids)
-        known = self.ids[np.minimum(places, len(self.ids) - 1)] == ids
+        whole = len(self.ids) == self.organizer.n_samples  # then a sample's id is its place
+        places = ids if whole else np.searchsorted(self.ids, ids)
+        known = (ids >= 0) & (ids < len(self.ids)) if whole else self.ids[np.minimum(places, len(self.ids) - 1)] == ids
         if not known.all():
             raise InputError(f"{what} holds sample {ids[~known][0]}; expected the samples that the plan serves")
-        keys = np.sort(np.repeat(np.arange(len(sizes)), np.diff(offsets)) * len(self.ids) + places)
+        counts = np.bincount(places, minlength=len(self.ids))
+        often = np.flatnonzero(counts[places] > 1)  # only these can be twice in a step
+        step_of = np.searchsorted(offsets, often, side="right") - 1
+        keys = np.sort(step_of * len(self.ids) + places[often])
         twice = np.flatnonzero(keys[1:] == keys[:-1])
         if len(twice):
             step, place = divmod(int(keys[twice[0]]), len(self.ids))
             raise InputError(
                 f"{what} holds sample {self.ids[place]} twice in step {first_step + step}; expected distinct samples"
             )
-        if not np.array_equal(made.exposure, exposure + np.bincount(places, minlength=len(self.ids))):
+        if not np.array_equal(made.exposure, exposure + counts):
             raise InputError(f"the exposure of {what} is not the ledger before it and its steps; expected their sum")
 
     def epoch_of(self, step: int) -> EpochPlan:
