@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from analysis.gradient_rows import GradientRows, concatenate, merge_ranks, rank_of, rows_of, sketches_of
 from analysis.mapped import let_go, zeros
 from sdo.errors import InputError, suggest
-from sdo.run_format import FORMAT_VERSION, STREAMS, check_parts, check_rows, read_run_json
+from sdo.run_format import FORMAT_VERSION, STREAMS, check_parts, check_rows, gaps_are_faults, read_run_json
 
 KINDS = ("step", "micro_batch", "sample")
 
@@ -226,9 +226,8 @@ class Run:
         for stream in ("steps", *(f"gradients/{signal}" for signal in self.signals)):
             folder = self.path / stream
             names = sorted(file.name for file in folder.glob("part-*.parquet"))
-            counted = bool(self.info.get("rows")) and stream != "steps"  # a signal may be silent at a step
-            begins = first if isinstance(first, int) and not counted else None
-            check_parts(folder, names, first=begins, gaps=not counted)
+            gaps = gaps_are_faults(self.info, stream)
+            check_parts(folder, names, first=first if isinstance(first, int) and gaps else None, gaps=gaps)
         recorded = any(count for stream, count in rows.items() if stream.startswith("gradients/"))
         # Gradients go to disk first: a run that died early may hold them alone.
         if recorded and not rows.get("steps") and isinstance(first, int) and self.info.get("status") == "finished":

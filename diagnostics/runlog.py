@@ -53,7 +53,7 @@ from diagnostics.parts import (
     write_table,
 )
 from sdo.errors import InputError
-from sdo.run_format import FORMAT, FORMAT_VERSION, STREAMS, check_parts, check_rows, read_run_json
+from sdo.run_format import FORMAT, FORMAT_VERSION, STREAMS, check_parts, check_rows, gaps_are_faults, read_run_json
 
 FLUSH_STEPS, FLUSH_SECONDS = 50, 60.0
 KINDS = ("step", "micro_batch", "sample")
@@ -273,9 +273,9 @@ class RunLog:
         for stream in ("steps", *(f"gradients/{signal}" for signal in self._stored)):
             folder = self.path / stream
             names = [part.name for _, _, part in list_parts(folder)]
-            counted = bool(self.info.get("rows")) and stream != "steps"  # a signal may be silent at a step
-            check_parts(folder, names, first=None if counted else min(first, step), last=step - 1, gaps=not counted)
-            if step > first and not names and not counted:
+            gaps = gaps_are_faults(self.info, stream)
+            check_parts(folder, names, first=min(first, step) if gaps else None, last=step - 1, gaps=gaps)
+            if step > first and not names and gaps:
                 raise InputError(
                     f"{folder} lacks the steps {first} to {step - 1}: it holds no part; expected all steps before the "
                     "checkpoint; fix: put it back, or choose another folder"

@@ -51,6 +51,14 @@ def read_run_json(path: Path) -> dict[str, Any]:
     return info
 
 
+def gaps_are_faults(info: Mapping[str, Any], stream: str) -> bool:
+    """Whether parts of a stream must follow each other: a signal may be silent at a step, and its rows are counted.
+
+    Runs of earlier versions count none, so that their parts' names alone can tell what is missing.
+    """
+    return stream == "steps" or not info.get("rows")
+
+
 def check_parts(
     folder: Path, names: Iterable[str], *, first: int | None = None, last: int | None = None, gaps: bool = True
 ) -> None:
