@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from analysis.balance import cluster_balance, compare_balance
-from analysis.balance_metrics import wilson
-from analysis.balance_plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
-from analysis.balance_results import Balance, BalanceComparison, Difference, Homogeneity, MetricBalance
-from analysis.balance_summary import BalanceSummary, summarise_balance
-from analysis.cluster_texts import Prompts
-from analysis.clusters import Clustering, cluster, duplicate_groups, given_labels, read_labels
-from analysis.coherence import (
+from analysis.balance.cluster_balance import cluster_balance, compare_balance
+from analysis.balance.cluster_texts import Prompts
+from analysis.balance.clusters import Clustering, cluster, duplicate_groups, given_labels, read_labels
+from analysis.balance.metrics import wilson
+from analysis.balance.plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
+from analysis.balance.predictions import Predictions, read_all_predictions, read_predictions
+from analysis.balance.results import Balance, BalanceComparison, Difference, Homogeneity, MetricBalance
+from analysis.balance.summary import BalanceSummary, summarise_balance
+from analysis.coherence.cosines import (
     BatchCoherence,
     CoherenceBlocks,
     StepSummary,
@@ -19,13 +20,7 @@ from analysis.coherence import (
     step_coherence_blocks,
     step_summary,
 )
-from analysis.coherence_study import SignalCoherence, run_coherence
-from analysis.drawing import save
-from analysis.estimates import Estimate, Spread, describe
-from analysis.exposure import Exposure, exposure_entry, gini, plan_exposure, run_exposure
-from analysis.exposure_plots import coverage_curves, exposure_histogram, seed_differences
-from analysis.gradient_rows import GradientRows
-from analysis.gram import (
+from analysis.coherence.gram import (
     conflict_share,
     gradient_confusion,
     gradient_diversity,
@@ -34,13 +29,15 @@ from analysis.gram import (
     m_coherence,
     noise_scale,
 )
-from analysis.locality_plots import locality_cloud, locality_series, signal_clouds
-from analysis.locality_study import RunLocality, SignalLocality, run_locality
-from analysis.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
-from analysis.predictions import Predictions, read_all_predictions, read_predictions
-from analysis.redraw_tests import Association
-from analysis.runs import Run
-from analysis.sample_pairs import (
+from analysis.coherence.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
+from analysis.coherence.study import SignalCoherence, run_coherence
+from analysis.drawing import save
+from analysis.estimates import Estimate, Spread, describe
+from analysis.exposure.ledger import Exposure, exposure_entry, gini, plan_exposure, run_exposure
+from analysis.exposure.plots import coverage_curves, exposure_histogram, seed_differences
+from analysis.locality.plots import locality_cloud, locality_series, signal_clouds
+from analysis.locality.redraw_tests import Association
+from analysis.locality.sample_pairs import (
     SamplePairs,
     Slope,
     all_pairs,
@@ -49,7 +46,10 @@ from analysis.sample_pairs import (
     pair_slope,
     pairs_within_steps,
 )
-from analysis.seeds import (
+from analysis.locality.study import RunLocality, SignalLocality, run_locality
+from analysis.run_folder.gradient_rows import GradientRows
+from analysis.run_folder.run import Run
+from analysis.seeds.compare import (
     PairedComparison,
     Pairing,
     SeedComparison,

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, expit, logit, ndtr
 
 from analysis import cluster_balance, compare_balance
-from analysis.balance_metrics import METRICS, raw_metrics
-from analysis.spread import beta_shape, underlying
+from analysis.balance.latent_spread import beta_shape, underlying
+from analysis.balance.metrics import METRICS, raw_metrics
 
 _CLUSTERS = 164
 _MEAN = 0.83

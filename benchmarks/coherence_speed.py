@@ -73,7 +73,7 @@ def picture() -> dict[str, Any]:
 
 def write_run(folder: Path, steps: int, k: int, batch: int = 8, samples: int = 6796) -> None:
     """Write a run of random sketches that drift, in the format of diagnostics."""
-    from diagnostics.runlog import GradientRow, RunLog
+    from diagnostics.run_folder.writer import GradientRow, RunLog
 
     rng = np.random.default_rng(0)
     log = RunLog.create(folder, {"signals": {"weight": {"stored": k}}, "organizer": None})

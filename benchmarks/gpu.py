@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from benchmarks.results import save
-from diagnostics.exact import device_norm
-from diagnostics.sketch import GradientSketch
+from diagnostics.sketches.accuracy import device_norm
+from diagnostics.sketches.count_sketch import GradientSketch
 
 # (rows, columns); the first is Qwen3-4B's head seen from the hidden side, as the issue asks for it.
 SHAPES = [(2560, 151936), (151936, 2560), (151936, 1024), (2560, 9728)]

@@ -20,20 +20,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from analysis.locality import (
+from analysis.locality.association import (
     MatrixDesign,
     SeriesDesign,
     StepGradients,
     matrix_inflation,
     series_inflation,
 )
-from analysis.redraw import Draw
-from analysis.redraw_tests import redraw_p
-from analysis.sample_pairs import SamplePairs, all_pairs, pair_slope
+from analysis.locality.redraw import Draw
+from analysis.locality.redraw_tests import redraw_p
+from analysis.locality.sample_pairs import SamplePairs, all_pairs, pair_slope
 from benchmarks.plan_speed import clustered
 from sdo import SDO, Embeddings, Uniform
-from sdo.files import write_atomically
-from sdo.plan import Plan
+from sdo.atomic import write_atomically
+from sdo.organizers.plan import Plan
 
 RESULTS = Path(__file__).parent / "results" / "locality_levels.json"
 GSM8K = Path(os.environ.get("SDO_GSM8K", Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"))

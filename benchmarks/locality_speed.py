@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from analysis.locality import MatrixTest, SeriesTest
-from analysis.redraw import Redraws
-from analysis.redraw_tests import run_tests, worker_count
+from analysis.locality.association import MatrixTest, SeriesTest
+from analysis.locality.redraw import Redraws
+from analysis.locality.redraw_tests import run_tests, worker_count
 from benchmarks.locality_levels import PAPER_N, embeddings_here
 from sdo import SDO
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from benchmarks.results import interleaved, peak_gib, resident_gib, save, timed
 from sdo import SDO, Embeddings
-from sdo.exposure import draw_inverse_exposure, split_by_exposure
-from sdo.keys import HOT_DRAW, ORDER, order_by_keys, raw_keys
-from sdo.locality import walk
+from sdo.organizers.exposure import draw_inverse_exposure, split_by_exposure
+from sdo.organizers.walk import walk
+from sdo.random_keys import HOT_DRAW, ORDER, order_by_keys, raw_keys
 
 _SEED = 617
 

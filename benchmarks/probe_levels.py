@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.jackknife import IntervalEstimate
-from analysis.probe import SignalProbe, probe_signal
-from analysis.probe_batches import ProbeRows
-from analysis.probe_design import ProbeDesign, design_probe
-from analysis.sample_pairs import mantel_test
+from analysis.locality.sample_pairs import mantel_test
+from analysis.probe.batches import ProbeRows
+from analysis.probe.design import ProbeDesign, design_probe
+from analysis.probe.study import SignalProbe, probe_signal
 from benchmarks.locality_levels import BATCH, PAPER_N, Store, embeddings_here
 from sdo import SDO, Embeddings
-from sdo.plan import Plan
+from sdo.organizers.plan import Plan
 
 RESULTS = Path(__file__).parent / "results" / "probe_levels.json"
 PLANS = 40

@@ -245,8 +245,8 @@ def head_error(folder: Path, data: list[dict[str, str]], hashes: int) -> dict[st
     """
     import torch
 
-    from diagnostics.exact import cosine
-    from diagnostics.sketch import GradientSketch
+    from diagnostics.sketches.accuracy import cosine
+    from diagnostics.sketches.count_sketch import GradientSketch
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.padding_side = "right"

@@ -19,8 +19,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from diagnostics.exact import SketchCheck, exact_norm
-from diagnostics.sketch import GradientSketch
+from diagnostics.sketches.accuracy import SketchCheck, exact_norm
+from diagnostics.sketches.count_sketch import GradientSketch
 
 SHAPES = [(576, 1536), (49152, 576), (4096, 14336), (151936, 1024)]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sdo.errors import absent_package
 
 try:
-    from diagnostics.diagnosis import Diagnosis
-    from diagnostics.examination import doctor
-    from diagnostics.recorder import GradientRecorder
-    from diagnostics.scalars import log_scalars
+    from diagnostics.examination.diagnosis import Diagnosis
+    from diagnostics.examination.examine import doctor
+    from diagnostics.recording.recorder import GradientRecorder
+    from sdo.trainers.log_figures import log_scalars
 except ModuleNotFoundError as error:
     absent = absent_package(error)
     if absent not in ("torch", "transformers", "accelerate"):

@@ -18,17 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from diagnostics.batch_ids import IdChannel
-from diagnostics.head import Tap
-from diagnostics.kinds import TrainerKind
-from diagnostics.launch import check_launch, no_ids_came, require_positions, require_trained_tokens
-from diagnostics.losses import LossReader
-from diagnostics.objectives import shifts_labels
-from diagnostics.signals import DEFAULT_SIGNALS, SILENT, MicroBatch, WeightTap, find_decoder
-from diagnostics.step_rows import make_row
-from diagnostics.taps import Taps, tap_makers
-from diagnostics.trial import fetch, forward_backward, listening, refused_as_training_would, untouched
+from diagnostics.examination.micro_step import fetch, forward_backward, listening, refused_as_training_would, untouched
+from diagnostics.recording.gradient_rows import make_row
+from diagnostics.signals.head import Tap
+from diagnostics.signals.losses import LossReader
+from diagnostics.signals.objectives import shifts_labels
+from diagnostics.signals.taps import Taps, tap_makers
+from diagnostics.signals.weight import DEFAULT_SIGNALS, SILENT, MicroBatch, WeightTap, find_decoder
 from sdo.errors import InputError
+from sdo.trainers.ids import IdChannel
+from sdo.trainers.requirements import check_launch, no_ids_came, require_positions, require_trained_tokens
+from sdo.trainers.trainer_types import TrainerKind
 
 NORM_STATE = "raw, unscaled, of the loss summed over the sample's tokens"
 NORM_STATE_OF_MEAN = "raw, unscaled, of the sample's own loss"
@@ -45,9 +45,9 @@ class SampleGradients:
     parameter
         Name of the parameter of ``weight``; None for ``hidden``.
     stored
-        How a sketch was made, as :meth:`diagnostics.sketch.GradientSketch.describe` says.
+        How a sketch was made, as its ``describe()`` says.
     check
-        Error of the sketched cosines among the first samples, see :class:`diagnostics.exact.SketchCheck`; None where
+        Error of the sketched cosines among the first samples, as ``SketchCheck`` finds it; None where
         gradients are stored as they are.
     sample_ids
         Shape ``(n,)``, int64.
@@ -119,7 +119,7 @@ def sample_gradients(
     signals
         ``"weight"`` and ``"hidden"``, or one of them.
     weight
-        The parameter of ``weight``, see :func:`diagnostics.signals.find_weight`.
+        The parameter of ``weight``, see :func:`diagnostics.signals.weight.find_weight`.
     sketch_size
         Length k of the sketches.
     progress

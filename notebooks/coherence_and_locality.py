@@ -30,9 +30,9 @@ from analysis import (
 )
 from diagnostics import GradientRecorder
 from sdo import SDO, Embeddings, Uniform, attach
-from sdo.encode import lsa
-from sdo.tinymodel import build
-from sdo.wordproblems import generate
+from sdo.demo.tiny_model import build
+from sdo.demo.word_problems import generate
+from sdo.embeddings.lsa import lsa
 
 work = Path(tempfile.mkdtemp(prefix="sdo-notebook-"))
 

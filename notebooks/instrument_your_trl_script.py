@@ -16,9 +16,9 @@ from trl import SFTConfig, SFTTrainer
 from analysis import Run, batch_coherence, step_summary
 from diagnostics import GradientRecorder, doctor
 from sdo import SDO, attach
-from sdo.encode import lsa
-from sdo.tinymodel import build
-from sdo.wordproblems import generate
+from sdo.demo.tiny_model import build
+from sdo.demo.word_problems import generate
+from sdo.embeddings.lsa import lsa
 
 work = Path(tempfile.mkdtemp(prefix="sdo-notebook-"))
 

@@ -25,8 +25,8 @@ from analysis import (
     summarise_balance,
 )
 from sdo import Embeddings
-from sdo.encode import lsa
-from sdo.wordproblems import generate
+from sdo.demo.word_problems import generate
+from sdo.embeddings.lsa import lsa
 
 work = Path(tempfile.mkdtemp(prefix="sdo-notebook-"))
 

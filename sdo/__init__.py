@@ -9,15 +9,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sdo.embeddings import Embeddings
+from sdo.embeddings.matrix import Embeddings
 from sdo.errors import InputError, absent_package
-from sdo.organizer import SDO, Organizer, Uniform
-from sdo.plan import EpochPlan, Layout, Plan, StepPlan, Steps
-from sdo.registry import OrganizerInputs, OrganizerSpec, register_organizer
+from sdo.organizers.plan import Organizer, Plan
+from sdo.organizers.registry import OrganizerInputs, OrganizerSpec, register_organizer
+from sdo.organizers.sdo import SDO
+from sdo.organizers.steps import EpochPlan, Layout, StepPlan, Steps
+from sdo.organizers.uniform import Uniform
 
 if TYPE_CHECKING:
-    from sdo.sampler import OrganizedSampler
-    from sdo.trl import Handle, attach
+    from sdo.trainers.attach import Handle, attach
+    from sdo.trainers.sampler import OrganizedSampler
 
 __all__ = [
     "SDO",
@@ -38,7 +40,7 @@ __all__ = [
     "register_organizer",
 ]
 
-_LAZY = {"Handle": "sdo.trl", "attach": "sdo.trl", "OrganizedSampler": "sdo.sampler"}
+_LAZY = {"Handle": "sdo.trainers.attach", "attach": "sdo.trainers.attach", "OrganizedSampler": "sdo.trainers.sampler"}
 
 
 def __getattr__(name: str) -> Any:

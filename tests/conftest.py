@@ -78,7 +78,7 @@ def quiet_datasets() -> Iterator[None]:
 def tokenizer() -> Any:
     """A tokenizer for trainers whose datasets are tokenised already: 300 words, an end token of 1, padding of 0."""
     pytest.importorskip("transformers")
-    from sdo.tinymodel import build
+    from sdo.demo.tiny_model import build
 
     return build(["ab 12"], seed=0, hidden=16, layers=1, vocab=300)[1]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.balance_metrics import METRICS, MOVES_WITH_MEAN
-from analysis.balance_plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
-from analysis.balance_results import Balance, Difference, Interval
-from analysis.balance_summary import BalanceSummary
-from analysis.balance_words import ACCURACY, CAVEAT, NAMES, WORDS
+from analysis.balance.metrics import METRICS, MOVES_WITH_MEAN
+from analysis.balance.plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
+from analysis.balance.results import Balance, Difference, Interval
+from analysis.balance.summary import BalanceSummary
+from analysis.balance.words import ACCURACY, CAVEAT, NAMES, WORDS
 from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number, signed
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import not_drawn

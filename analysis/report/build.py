@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from analysis.balance_summary import BalanceSummary
+from analysis.balance.summary import BalanceSummary
 from analysis.report.balance import balance_section, weakest_section
 from analysis.report.content import Absent, Failed, Finding, Part, Section, SectionSpec
 from analysis.report.locality import exposure_section, locality_section
@@ -20,9 +20,9 @@ from analysis.report.provenance import provenance_section, reproduce_section
 from analysis.report.sections import coherence_section, training_section
 from analysis.report.seeds import seeds_section
 from analysis.report.verdict import alerts, verdict
-from analysis.runs import Run
+from analysis.run_folder.run import Run
+from sdo.atomic import write_atomically
 from sdo.errors import InputError, counted
-from sdo.files import write_atomically
 
 FORMAT = "sdo-report"
 FORMAT_VERSION = 1

@@ -6,15 +6,15 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from analysis.exposure import exposure_entry, run_exposure
-from analysis.exposure_plots import coverage_curves, exposure_histogram
-from analysis.locality_plots import signal_clouds
-from analysis.locality_study import RunLocality, locality_entry, run_locality
-from analysis.redraw_tests import Association, worker_count
+from analysis.exposure.ledger import exposure_entry, run_exposure
+from analysis.exposure.plots import coverage_curves, exposure_histogram
+from analysis.locality.plots import signal_clouds
+from analysis.locality.redraw_tests import Association, worker_count
+from analysis.locality.sample_pairs import Slope
+from analysis.locality.study import RunLocality, locality_entry, run_locality
 from analysis.report.content import DASH, Absent, Cell, Picture, Section, Table, number, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import drawn_runs, not_drawn
-from analysis.sample_pairs import Slope
 from sdo.errors import InputError
 
 _CLOUDS = 4  # pictures, a run and signal each; more would not fit a page that can be sent

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from analysis.balance_summary import BalanceSummary
-from analysis.overview import run_overview
-from analysis.recorded import score_meaning
-from analysis.runs import Run
-from analysis.training import Evaluation, Training, evaluations, rewards, training
+from analysis.balance.summary import BalanceSummary
+from analysis.run_folder.overview import run_overview
+from analysis.run_folder.recorded import score_meaning
+from analysis.run_folder.run import Run
+from analysis.run_folder.training import Evaluation, Training, evaluations, rewards, training
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from analysis.cluster_texts import shown_text
+from analysis.balance.cluster_texts import shown_text
 from analysis.report.content import Absent, Failed, Finding, Part
 from sdo.errors import printable
 

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.balance_summary import BalanceSummary
+from analysis.balance.summary import BalanceSummary
 from analysis.report.content import DASH, Absent, Cell, Section, Table
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import recorded_digest
-from analysis.runs import Run
+from analysis.run_folder.run import Run
 
 _VERSIONS = ("sdo-toolkit", "torch", "transformers", "trl", "numpy", "python")
 _SHOWN = 16  # digits of a fingerprint

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from analysis.coherence_study import run_coherence
+from analysis.coherence.plots import batch_coherence_series, coherence_heat_maps
+from analysis.coherence.study import run_coherence
 from analysis.drawing import MANY_RUNS
-from analysis.plots import batch_coherence_series, coherence_heat_maps
-from analysis.recorded import generates, score_meaning
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import drawn_runs, kinds_of_run, not_drawn
-from analysis.runs import Run
-from analysis.training import (
+from analysis.run_folder.recorded import generates, score_meaning
+from analysis.run_folder.run import Run
+from analysis.run_folder.training import (
     Evaluation,
     Training,
     evaluation_curves,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from analysis.exposure_plots import seed_differences
+from analysis.exposure.plots import seed_differences
 from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number, signed, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import kinds_of_run
-from analysis.seeds import (
+from analysis.seeds.compare import (
     FEW_PAIRS,
     LEVEL,
     PairedComparison,

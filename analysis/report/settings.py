@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from analysis.report.content import join, some
-from analysis.runs import Run
+from analysis.run_folder.run import Run
 
 _UNKNOWN = "unknown"
 

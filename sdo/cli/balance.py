@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.balance_options import add_options, check_options, read_material, sources_of
-from sdo.cli.balance_text import describe, explained
-from sdo.cli.outputs import Parts, array_writer, check_out_folder, file_names, json_writer, make_folder
-from sdo.files import write_atomically
+from sdo.atomic import write_atomically
+from sdo.cli.common.balance_text import describe, explained
+from sdo.cli.common.cluster_options import add_options, check_options, read_material, sources_of
+from sdo.cli.common.outputs import Parts, array_writer, check_out_folder, file_names, json_writer, make_folder
 
 if TYPE_CHECKING:
     from analysis import BalanceSummary
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def _draw(summary: BalanceSummary, out: Path) -> Parts:
     """Draw all pictures."""
     from analysis import save
-    from analysis.balance_plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
+    from analysis.balance.plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
 
     safe = file_names(list(summary.balances))
     words = summary.keywords or None

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.outputs import Parts, aligned, array_writer, check_out_folder, file_names, json_writer, make_folder
-from sdo.cli.run_options import add_options, check_gradients, open_runs
+from sdo.atomic import write_atomically
+from sdo.cli.common.outputs import Parts, aligned, array_writer, check_out_folder, file_names, json_writer, make_folder
+from sdo.cli.common.run_options import add_options, check_gradients, open_runs
 from sdo.errors import InputError
-from sdo.files import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,7 +100,7 @@ class _Report:
         self.blocks: dict[tuple[str, str], CoherenceBlocks] = {}  # of the runs whose matrix would be too large
 
     def write(self) -> None:
-        from analysis.overview import run_overview
+        from analysis.run_folder.overview import run_overview
 
         entries: dict[str, dict[str, Any]] = {}
         for name, one in self.runs.items():
@@ -122,7 +122,7 @@ class _Report:
         print(f"\n{WORDS}\nwritten to {self.out}: coherence.json, {', '.join(self.parts.files)}")
 
     def _signal(self, signal: str, entries: dict[str, dict[str, Any]]) -> None:
-        from analysis.coherence_study import sketch_check, within_steps
+        from analysis.coherence.study import sketch_check, within_steps
 
         steps: dict[str, NDArray[np.int64]] = {}
         series: dict[str, BatchCoherence] = {}
@@ -168,7 +168,7 @@ class _Report:
         """Compute, and write the matrix: at most one of them is in memory."""
         import numpy as np
 
-        from analysis.coherence_study import between_steps
+        from analysis.coherence.study import between_steps
 
         found = between_steps(one, signal, smooth=self.smooth, matrix_steps=MATRIX_STEPS)
         matrix, block = found.matrix, 1

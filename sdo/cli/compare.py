@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.outputs import aligned, check_out_folder, file_names, json_writer, make_folder
-from sdo.cli.run_options import unique_names
+from sdo.atomic import write_atomically
+from sdo.cli.common.outputs import aligned, check_out_folder, file_names, json_writer, make_folder
+from sdo.cli.common.run_options import unique_names
 from sdo.errors import printable
-from sdo.files import write_atomically
 
 if TYPE_CHECKING:
     from analysis import PairedComparison, Pairing, SeedComparison, UnpairedComparison
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
     from analysis.report.settings import kinds_of_run, setting_alerts
-    from analysis.seeds import FEW_PAIRS, LEVEL
+    from analysis.seeds.compare import FEW_PAIRS, LEVEL
 
     notes = [note for one in found for note in one.notes]
     for side, runs in (("--baseline", pairing.baseline), ("--against", pairing.against)):

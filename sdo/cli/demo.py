@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from sdo.cli.demo_folder import MANIFEST, DemoFolder
-from sdo.cli.demo_summary import NAMES, summarise
-from sdo.embeddings import Embeddings
+from sdo.demo.folder import MANIFEST, DemoFolder
+from sdo.demo.summary import NAMES, summarise
+from sdo.demo.word_problems import Problem, generate
+from sdo.embeddings.matrix import Embeddings
 from sdo.errors import InputError, counted
-from sdo.organizer import SDO, Organizer, Uniform
-from sdo.wordproblems import Problem, generate
+from sdo.organizers.plan import Organizer
+from sdo.organizers.sdo import SDO
+from sdo.organizers.uniform import Uniform
 
 _SPOKEN = {"uniform": "uniform", "sdo": "SDO's"}
 MICRO_BATCH, MICRO_BATCHES = 4, 2
@@ -182,7 +184,7 @@ class _Material:
 
     def write(self, out: Path, seed: int) -> Embeddings:
         """Write the problems and the embeddings of those to train on; row i belongs to line i."""
-        from sdo.encode import lsa
+        from sdo.embeddings.lsa import lsa
 
         for name, problems in (("train.jsonl", self.train), ("held_out.jsonl", self.held_out)):
             lines = [json.dumps({"sample_id": i, **vars(problem)}) for i, problem in enumerate(problems)]
@@ -195,7 +197,7 @@ class _Material:
 
     def build(self, seed: int) -> tuple[Any, Any]:
         """Return the small model, with the same random weights at every call, and its tokenizer."""
-        from sdo.tinymodel import build
+        from sdo.demo.tiny_model import build
 
         texts = [p.prompt + p.completion for p in (*self.train, *self.warm_up)]
         return build(texts, seed=seed)
@@ -227,7 +229,7 @@ def _train(
     from trl import SFTConfig, SFTTrainer
 
     from diagnostics import GradientRecorder
-    from sdo.trl import attach
+    from sdo.trainers.attach import attach
 
     recorded = recording is not None
     with tempfile.TemporaryDirectory(prefix="sdo-demo-") as scratch:

@@ -8,9 +8,9 @@ import tempfile
 from typing import Any
 
 from sdo.cli import dpo, grpo, sft
-from sdo.cli.data import SFTColumns
-from sdo.cli.train import add_training_parser
-from sdo.cli.trainer import prepare
+from sdo.cli.training.build import prepare
+from sdo.cli.training.data import SFTColumns
+from sdo.cli.training.run_file import add_training_parser
 from sdo.errors import InputError
 
 _METHODS = {"sft": sft.METHOD, "dpo": dpo.METHOD, "grpo": grpo.METHOD}

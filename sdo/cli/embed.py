@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdo.cache import EmbeddingCache, cache_folder, cache_key
-from sdo.cli.outputs import check_outputs, make_folder
-from sdo.encode import LSA_MAX_CHARACTERS, lsa, zero_rows
+from sdo.atomic import write_atomically
+from sdo.cli.common.outputs import check_outputs, make_folder
+from sdo.embeddings.cache import EmbeddingCache, cache_folder, cache_key
+from sdo.embeddings.files import SUFFIXES, normalise_ids, write_matrix_file
+from sdo.embeddings.lsa import LSA_MAX_CHARACTERS, lsa, zero_rows
+from sdo.embeddings.sentence import POOLINGS, SentenceEncoder, find_model
+from sdo.embeddings.sources import Selection, Source, Survey, open_source, survey
+from sdo.embeddings.streaming import ResumableMatrix, encode_to_disk, remove_work_files, work_files
 from sdo.errors import InputError, counted
-from sdo.files import write_atomically
-from sdo.matrixfile import SUFFIXES, normalise_ids, write_matrix_file
-from sdo.sentence import POOLINGS, SentenceEncoder, find_model
-from sdo.sources import Selection, Source, Survey, open_source, survey
-from sdo.streaming import ResumableMatrix, encode_to_disk, remove_work_files, work_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

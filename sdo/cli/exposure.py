@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.outputs import aligned, check_out_folder, json_writer, make_folder
-from sdo.cli.run_options import unique_names
-from sdo.files import write_atomically
+from sdo.atomic import write_atomically
+from sdo.cli.common.outputs import aligned, check_out_folder, json_writer, make_folder
+from sdo.cli.common.run_options import unique_names
 
 if TYPE_CHECKING:
     from analysis import Exposure

@@ -6,11 +6,11 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdo.cli.data import require_named_columns
-from sdo.cli.train import add_training_parser
-from sdo.cli.trainer import Method, prepare, train
+from sdo.cli.training.build import Method, prepare, train
+from sdo.cli.training.data import require_named_columns
+from sdo.cli.training.run_file import add_training_parser
 from sdo.errors import InputError
-from sdo.rewards import READY, check_answers, load_reward
+from sdo.trainers.rewards import READY, check_answers, load_reward
 
 
 @dataclass
@@ -45,7 +45,7 @@ def as_prompts(dataset: Any, options: GRPOColumns, tokenizer: Any, *, id_column:
     Parameters
     ----------
     dataset, options, tokenizer, id_column, what
-        As for :func:`sdo.cli.data.as_completions`.
+        As for :func:`sdo.cli.training.data.as_completions`.
     """
     ready = [name for name in options.reward if name in READY]
     column = options.prompt_column or "prompt"

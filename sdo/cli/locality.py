@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.outputs import Parts, aligned, check_out_folder, file_names, json_writer, make_folder
-from sdo.cli.run_options import add_options, check_gradients, open_runs
+from sdo.atomic import write_atomically
+from sdo.cli.common.outputs import Parts, aligned, check_out_folder, file_names, json_writer, make_folder
+from sdo.cli.common.run_options import add_options, check_gradients, open_runs
 from sdo.errors import InputError, printable
-from sdo.files import write_atomically
 
 if TYPE_CHECKING:
     from analysis import Run, RunLocality
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     int
         0, or 1 when a part of the output failed; it is named on standard error.
     """
-    from analysis.redraw import find_embeddings
+    from analysis.locality.redraw import find_embeddings
 
     if args.redraws < 0:
         raise InputError(f"--redraws {args.redraws}: expected a number from 0")
@@ -114,8 +114,8 @@ class _Report:
         print(f"\n{WORDS}\nwritten to {self.out}: {', '.join(['locality.json', *self.parts.files])}")
 
     def _run(self, name: str, one: Run) -> dict[str, Any]:
-        from analysis.locality_study import locality_entry, run_locality
-        from analysis.redraw_tests import worker_count
+        from analysis.locality.redraw_tests import worker_count
+        from analysis.locality.study import locality_entry, run_locality
 
         with warnings.catch_warnings():
             # The plan said it when it was made; here it would be said with each re-draw.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sdo.cli.terminal import STDOUT, plain_streams
+from sdo.cli.common.terminal import STDOUT, plain_streams
 from sdo.errors import InputError, error_line, suggest
 
 # In the order in which a user meets them. Each module has add_parser(subparsers), which sets `run` as default.

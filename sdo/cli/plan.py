@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdo.cli.config import apply_overrides, parse_section
-from sdo.cli.outputs import check_outputs, make_folder
-from sdo.embeddings import Embeddings
+from sdo.atomic import write_atomically
+from sdo.cli.common.outputs import check_outputs, make_folder
+from sdo.cli.training.config import apply_overrides, parse_section
+from sdo.embeddings.matrix import Embeddings
 from sdo.errors import InputError, suggest
-from sdo.figures import epoch_figures
-from sdo.files import write_atomically
-from sdo.organizer import Organizer
-from sdo.registry import OrganizerInputs, make_organizer, option_help, organizer_spec, registered_organizers
+from sdo.organizers.epoch_figures import epoch_figures
+from sdo.organizers.plan import Organizer
+from sdo.organizers.registry import OrganizerInputs, make_organizer, option_help, organizer_spec, registered_organizers
 
 if TYPE_CHECKING:
-    from sdo.plan import EpochPlan
+    from sdo.organizers.steps import EpochPlan
 
 
 _COMMON = ("--embeddings", "--samples", "--batch-size", "--epochs", "--organizer", "--seed", "--out", "--overwrite")

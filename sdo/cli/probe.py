@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdo.atomic import write_atomically
 from sdo.cli import dpo, sft
-from sdo.cli.config import RecorderOptions, apply_overrides, load_config
-from sdo.cli.data import SFTColumns
-from sdo.cli.outputs import Parts, check_out_folder, json_writer, make_folder
-from sdo.cli.probe_text import WORDS, table
-from sdo.cli.train import add_training_parser
-from sdo.cli.trainer import prepare
+from sdo.cli.common.outputs import Parts, check_out_folder, json_writer, make_folder
+from sdo.cli.common.probe_text import WORDS, table
+from sdo.cli.training.build import prepare
+from sdo.cli.training.config import RecorderOptions, apply_overrides, load_config
+from sdo.cli.training.data import SFTColumns
+from sdo.cli.training.run_file import add_training_parser
 from sdo.errors import InputError
-from sdo.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis.probe import SignalProbe
-    from analysis.probe_design import ProbeDesign
+    from analysis.probe.design import ProbeDesign
+    from analysis.probe.study import SignalProbe
     from diagnostics.sample_gradients import Sampled
 
 _METHODS = {"sft": sft.METHOD, "dpo": dpo.METHOD}
@@ -118,9 +118,9 @@ def _take(args: argparse.Namespace) -> _Taken:
         setup = prepare(_METHODS[args.method], args, scratch=scratch)
         for refusal in setup.refused or []:
             raise InputError(refusal)
-        from analysis.probe_design import design_probe
+        from analysis.probe.design import design_probe
         from diagnostics.sample_gradients import sample_gradients
-        from sdo.trl import attach
+        from sdo.trainers.attach import attach
 
         organizer, trainer = setup.organizer, setup.trainer
         assert organizer is not None  # noqa: S101 - there are embeddings, and nothing was refused
@@ -154,8 +154,8 @@ def _take(args: argparse.Namespace) -> _Taken:
 
 
 def _analyse(args: argparse.Namespace, taken: _Taken) -> dict[str, SignalProbe]:
-    from analysis.probe import probe_signal
-    from analysis.probe_batches import ProbeRows
+    from analysis.probe.batches import ProbeRows
+    from analysis.probe.study import probe_signal
 
     seed = int(taken.provenance["plan"]["options"]["seed"])
     found = {}
@@ -167,7 +167,7 @@ def _analyse(args: argparse.Namespace, taken: _Taken) -> dict[str, SignalProbe]:
 
 def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe]) -> int:
     """Write the picture, then the record that names it, and print."""
-    from analysis.probe_results import advice, design_entry, duration, more_samples, notes, rule, signal_entry
+    from analysis.probe.results import advice, design_entry, duration, more_samples, notes, rule, signal_entry
 
     design, sampled = taken.design, taken.sampled
     per_sample = sampled.seconds / len(design.sample_ids)
@@ -213,7 +213,7 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
 
 def _draw(found: dict[str, SignalProbe], design: ProbeDesign, out: Path) -> Parts:
     from analysis import save
-    from analysis.probe_plots import probe_figure
+    from analysis.probe.plots import probe_figure
 
     def picture() -> None:
         figure, _ = probe_figure(found, design, title=f"Probe before training, batches of {design.batch_size}")

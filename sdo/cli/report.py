@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.balance_options import add_options, check_options, read_material, sources_of
-from sdo.cli.outputs import check_outputs, make_folder
-from sdo.cli.run_options import open_runs
+from sdo.cli.common.cluster_options import add_options, check_options, read_material, sources_of
+from sdo.cli.common.outputs import check_outputs, make_folder
+from sdo.cli.common.run_options import open_runs
 from sdo.errors import InputError
 from sdo.imports import imported
 

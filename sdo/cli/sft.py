@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sdo.cli.data import SFTColumns, as_completions
-from sdo.cli.train import add_training_parser
-from sdo.cli.trainer import Method, prepare, train
+from sdo.cli.training.build import Method, prepare, train
+from sdo.cli.training.data import SFTColumns, as_completions
+from sdo.cli.training.run_file import add_training_parser
 
 METHOD = Method(trainer="SFTTrainer", config="SFTConfig", columns=SFTColumns, shape=as_completions)
 

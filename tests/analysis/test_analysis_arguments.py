@@ -50,7 +50,7 @@ CASES = [
     ("design_probe", {"plan": SDO(RANDOM.standard_normal((60, 4))).plan(4), "samples": 40, "steps": 20}, [], [],
      ["samples", "steps"]),
 ]  # fmt: skip
-MORE = {"design_probe": "analysis.probe_design"}
+MORE = {"design_probe": "analysis.probe.design"}
 
 
 def masked(values):

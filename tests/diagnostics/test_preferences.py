@@ -17,12 +17,12 @@ from transformers import LlamaForSequenceClassification, TrainerCallback
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 
 from diagnostics import GradientRecorder, doctor
-from diagnostics.batch_ids import BATCH_KEY
-from diagnostics.kinds import PLAIN, SUPPORTED, kind_of
-from diagnostics.signals import SIGNALS
+from diagnostics.signals.weight import SIGNALS
 from sdo import SDO, attach
 from sdo.errors import InputError
-from sdo.refusals import refusals
+from sdo.trainers.ids import BATCH_KEY
+from sdo.trainers.row_ids import refusals
+from sdo.trainers.trainer_types import PLAIN, SUPPORTED, kind_of
 
 PAIRS, BETA = 11, 0.5
 pytestmark = [

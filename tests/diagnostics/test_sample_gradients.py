@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from diagnostics import sample_gradients as module
-from diagnostics.batch_ids import IdChannel
 from diagnostics.sample_gradients import sample_gradients
 from sdo.errors import InputError
+from sdo.trainers.ids import IdChannel
 
 # Every family, adapter, padding and loss that the recorder is tested on; batches and accumulation play no part.
 NAMES = (

@@ -11,9 +11,9 @@ import pytest
 from transformers import TrainerCallback
 
 from diagnostics import GradientRecorder
-from diagnostics.batch_ids import IdChannel
 from sdo import attach
 from sdo.errors import InputError
+from sdo.trainers.ids import IdChannel
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
 

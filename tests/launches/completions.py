@@ -13,9 +13,9 @@ from leave import leave
 from transformers import TrainerCallback
 
 from diagnostics import GradientRecorder
-from diagnostics.signals import SIGNALS
+from diagnostics.signals.weight import SIGNALS
 from sdo import SDO, attach
-from sdo.tinymodel import build
+from sdo.demo.tiny_model import build
 from tests.generation import MATRIX, Watch, make
 
 # (per device, accumulation, generations, steps per generation, iterations), see tests/generation.py. Under the first a

@@ -19,9 +19,9 @@ from training import FIRST, ROWS, N
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from diagnostics import GradientRecorder
-from diagnostics.exact import cosine, exact_norm
-from diagnostics.processes import Processes
-from diagnostics.signals import WeightTap
+from diagnostics.signals.weight import WeightTap
+from diagnostics.sketches.accuracy import cosine, exact_norm
+from sdo.trainers.processes import Processes
 from tests.llama import tiny_llama
 
 STEPS, SIZE = 3, 4

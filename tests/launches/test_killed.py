@@ -21,7 +21,7 @@ pytest.importorskip("trl")
 from safetensors.numpy import load_file
 
 from analysis import Run
-from sdo.checkpoints import last_checkpoint
+from sdo.trainers.checkpoints import last_checkpoint
 
 STEPS, KILLS = 24, 8
 # Three trainer epochs of 6 steps and more; evaluations fall on steps with and without a checkpoint.

@@ -21,9 +21,9 @@ from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
-from diagnostics.signals import DEFAULT_SIGNALS, SIGNALS
+from diagnostics.signals.weight import DEFAULT_SIGNALS, SIGNALS
 from sdo import SDO, attach
-from sdo.tinymodel import build
+from sdo.demo.tiny_model import build
 from tests.llama import tiny_llama
 
 N, FIRST = 22, 20

@@ -87,7 +87,14 @@ def test_examples_in_docstrings_run(name):
 def test_there_are_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
     modules = map(
-        importlib.import_module, ("sdo.exposure", "sdo.keys", "sdo.organizer", "sdo.plan", "analysis.coherence")
+        importlib.import_module,
+        (
+            "sdo.organizers.exposure",
+            "sdo.random_keys",
+            "sdo.organizers.sdo",
+            "sdo.organizers.plan",
+            "analysis.coherence.cosines",
+        ),
     )
     assert sum(len(test.examples) for module in modules for test in finder.find(module)) >= 5
 

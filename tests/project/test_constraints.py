@@ -20,7 +20,7 @@ def requirements():
 
 
 def test_the_remedies_name_the_oldest_trl():
-    compat = pytest.importorskip("diagnostics.compat")
+    compat = pytest.importorskip("sdo.trainers.versions")
     (bound,) = {str(needed.specifier) for needed in requirements() if needed.name == "trl"}
     assert bound == f">={compat.OLDEST_TRL}"
 

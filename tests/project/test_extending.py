@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sdo import SDO, registry
+from sdo import SDO
 from sdo.cli.main import main
+from sdo.organizers import registry
 from tests.run_folders import write_training
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-pytest.importorskip("trl", reason="benchmarks/paper trains with TRL")
+pytest.importorskip("trl", reason="experiments trains with TRL")
 
 import torch
 import yaml
@@ -21,15 +21,15 @@ from scipy import integrate, stats
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig
 
-from benchmarks.paper import __main__ as command
-from benchmarks.paper import cell as cells_module
-from benchmarks.paper import material as material_module
-from benchmarks.paper import on_cpu, starts
-from benchmarks.paper.cell import finished, joins, result_file, start_of
-from benchmarks.paper.claims import CLAIMS, Finding, finding
-from benchmarks.paper.claims import Test as ClaimTest
-from benchmarks.paper.correctness import answers_right
-from benchmarks.paper.figures import (
+from experiments import __main__ as command
+from experiments import cell as cells_module
+from experiments import material as material_module
+from experiments import on_cpu, starts
+from experiments.cell import finished, joins, result_file, start_of
+from experiments.claims import CLAIMS, Finding, finding
+from experiments.claims import Test as ClaimTest
+from experiments.correctness import answers_right
+from experiments.figures import (
     Measure,
     _power,
     difference,
@@ -41,16 +41,16 @@ from benchmarks.paper.figures import (
     seeds_needed,
     series_r,
 )
-from benchmarks.paper.material import Material, embed, pick, write_rows
-from benchmarks.paper.page import DOCS, origin, write
-from benchmarks.paper.pictures import curves
-from benchmarks.paper.settings import FOLDER, load, merged
-from benchmarks.paper.tables import markdown
+from experiments.material import Material, embed, pick, write_rows
+from experiments.page import DOCS, origin, write
+from experiments.pictures import curves
+from experiments.settings import FOLDER, load, merged
+from experiments.tables import markdown
 from sdo import SDO, Embeddings
+from sdo.demo.tiny_model import build
+from sdo.demo.word_problems import generate
+from sdo.embeddings.sources import load_split, locate
 from sdo.errors import InputError
-from sdo.sources import load_split, locate
-from sdo.tinymodel import build
-from sdo.wordproblems import generate
 
 trains = pytest.mark.skipif(
     "activation_checkpointing" not in {field.name for field in dataclasses.fields(SFTConfig)},
@@ -731,7 +731,7 @@ def test_undefined_figures_are_left_out_of_tables():
 
 
 def test_the_page_is_made_of_the_committed_figures(tmp_path):
-    """A page that was not made anew after a cell was added fails here; fix: python -m benchmarks.paper page."""
+    """A page that was not made anew after a cell was added fails here; fix: python -m experiments page."""
     files = write(tmp_path)
     assert files[0].read_text(encoding="utf-8") == (DOCS / "results.md").read_text(encoding="utf-8")
     for file in files[1:]:

@@ -23,14 +23,14 @@ def desk(tmp_path_factory):
     import json
 
     pytest.importorskip("trl", reason="the README trains a model: needs the extra train")
-    from sdo import tinymodel, wordproblems
     from sdo.cli.main import main
+    from sdo.demo import tiny_model, word_problems
 
     folder = tmp_path_factory.mktemp("desk")
-    problems = wordproblems.generate(48, seed=1)
+    problems = word_problems.generate(48, seed=1)
     rows = [{"question": p.prompt, "answer": p.completion} for p in problems]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model, tokenizer = tinymodel.build([p.prompt + p.completion for p in problems], seed=0, hidden=32, layers=2)
+    model, tokenizer = tiny_model.build([p.prompt + p.completion for p in problems], seed=0, hidden=32, layers=2)
     model.save_pretrained(folder / "tiny")
     tokenizer.save_pretrained(folder / "tiny")
     (folder / "run.yaml").write_text(blocks("yaml")[0])
@@ -118,7 +118,7 @@ def test_commands_of_other_trainers_run(desk, monkeypatch, capsys):
 
     import numpy as np
 
-    from diagnostics.runlog import RunLog
+    from diagnostics.run_folder.writer import RunLog
     from sdo.cli.main import main
 
     folder, rows = desk

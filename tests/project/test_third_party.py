@@ -13,9 +13,10 @@ from trl import SFTConfig, SFTTrainer
 from analysis import Run, run_exposure, run_locality
 from analysis.report import SECTIONS, Section, SectionSpec, build_report
 from diagnostics import GradientRecorder, doctor
-from sdo import SDO, InputError, attach, register_organizer, registry
+from sdo import SDO, InputError, attach, register_organizer
 from sdo.cli.main import main
-from sdo.tinymodel import build
+from sdo.demo.tiny_model import build
+from sdo.organizers import registry
 from tests.third_party import BLOCKS, LONGEST, Blocks, broken, not_a_section
 
 N, STEPS = 20, 104

@@ -22,13 +22,13 @@ from analysis import (
     run_exposure,
     summarise_balance,
 )
-from analysis.balance_words import CAVEAT, WORDS
-from analysis.plots import coherence_heat_maps
+from analysis.balance.words import CAVEAT, WORDS
+from analysis.coherence.plots import coherence_heat_maps
 from analysis.report import build_report
 from analysis.report.material import ReportMaterial
 from analysis.report.seeds import seeds_section
 from analysis.report.settings import kinds_of_run
-from analysis.training import evaluation_curves
+from analysis.run_folder.training import evaluation_curves
 from sdo import Embeddings, Uniform
 
 MARKUP = "</title><script>alert('x')</script><img src=x onerror=alert(1)> $a_b$ \u202e"
@@ -169,7 +169,7 @@ def test_a_section_that_fails_is_shown_and_the_others_stand(runs, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no <ink>\nleft")
 
-    monkeypatch.setattr("analysis.coherence_study.step_coherence_blocks", fail)
+    monkeypatch.setattr("analysis.coherence.study.step_coherence_blocks", fail)
     report = build_report(runs)
     page = Page(report.html)
     assert report.failed == ("Coherence",)

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.balance_words import CAVEAT
-from sdo.cli import balance, outputs
+from analysis.balance.words import CAVEAT
+from sdo.cli import balance
+from sdo.cli.common import outputs
 from sdo.cli.main import main
 
 N = 90
@@ -116,7 +117,7 @@ def test_prompts_in_another_order_by_their_ids(desk, kind):
 
 
 def test_keys_of_embeddings(desk):
-    from sdo.matrixfile import write_matrix_file
+    from sdo.embeddings.files import write_matrix_file
 
     keys = np.array([f"q{i:03}" for i in range(N)])
     write_matrix_file(desk / "E.npz", np.load("E.npy"), keys, suffix=".npz")
@@ -283,7 +284,7 @@ def test_too_few_resamples(desk, capsys):
 
 
 def test_a_picture_that_fails_is_named_and_the_numbers_stay(desk, pictures, capsys, monkeypatch):
-    from analysis import balance_plots
+    from analysis.balance import plots as balance_plots
 
     def fail(*_, **__):
         raise RuntimeError("no\nink")

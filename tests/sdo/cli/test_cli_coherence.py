@@ -234,7 +234,7 @@ def test_a_part_that_fails_is_named_and_the_rest_is_written(runs, tmp_path, monk
         raise RuntimeError("no\nink")
 
     monkeypatch.setattr("analysis.coherence_heat_maps", fail)
-    monkeypatch.setattr("analysis.coherence_study.batch_coherence", fail)
+    monkeypatch.setattr("analysis.coherence.study.batch_coherence", fail)
     out = tmp_path / "out"
     assert call(runs[0], "--out", out, "--signal", "hidden") == 1
     error = capsys.readouterr().err

@@ -12,9 +12,10 @@ from PIL import Image
 
 pytest.importorskip("trl", reason="the demo needs the extra train")
 
-from sdo.cli import demo, demo_summary
-from sdo.cli.demo_folder import DemoFolder
+from sdo.cli import demo
 from sdo.cli.main import main
+from sdo.demo import summary as demo_summary
+from sdo.demo.folder import DemoFolder
 
 STEPS, PROBLEMS = 8, 48
 SMALL = ["--steps", str(STEPS), "--problems", str(PROBLEMS)]

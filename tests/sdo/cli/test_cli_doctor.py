@@ -12,8 +12,8 @@ import datasets
 
 from sdo import SDO
 from sdo.cli.main import main
-from sdo.tinymodel import build
-from sdo.wordproblems import generate
+from sdo.demo.tiny_model import build
+from sdo.demo.word_problems import generate
 
 N = 20
 PROBLEMS = generate(N, seed=0)

@@ -19,8 +19,8 @@ from trl import DPOConfig, DPOTrainer
 
 from sdo import SDO
 from sdo.cli.main import main
-from sdo.tinymodel import build
-from sdo.wordproblems import generate
+from sdo.demo.tiny_model import build
+from sdo.demo.word_problems import generate
 
 N = 12
 PROBLEMS = generate(N, seed=0)

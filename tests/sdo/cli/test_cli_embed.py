@@ -12,9 +12,9 @@ import pytest
 from sdo import Embeddings
 from sdo.cli import embed
 from sdo.cli.main import _Parser, main
-from sdo.encode import lsa
+from sdo.demo.word_problems import generate
+from sdo.embeddings.lsa import lsa
 from sdo.errors import InputError
-from sdo.wordproblems import generate
 
 
 def run(*argv):
@@ -280,7 +280,7 @@ def test_killed_and_run_again_it_continues_and_writes_the_same_bytes(source, tin
     assert run(*model_argv(source, tiny_bert, whole, *more)) == 0
     # The real command in a process of its own, slowed down between its chunks so that there is time to kill it.
     slow = (
-        "import sys, time; from sdo.streaming import ResumableMatrix as M; append = M.append; "
+        "import sys, time; from sdo.embeddings.streaming import ResumableMatrix as M; append = M.append; "
         "M.append = lambda *a: (append(*a), time.sleep(60)); from sdo.cli.main import main; main(sys.argv[1:])"
     )
     argv = [sys.executable, "-c", slow, "embed", *model_argv(source, tiny_bert, killed, *more)]

@@ -16,8 +16,8 @@ from datasets import Dataset
 from sdo import SDO, InputError
 from sdo.cli.grpo import GRPOColumns, as_prompts
 from sdo.cli.main import main
-from sdo.tinymodel import build
-from sdo.wordproblems import generate
+from sdo.demo.tiny_model import build
+from sdo.demo.word_problems import generate
 
 N = 12
 PROBLEMS = generate(N, seed=0)

@@ -118,7 +118,7 @@ def test_a_part_that_fails_is_named_and_the_rest_is_written(runs, tmp_path, monk
     assert "series-sdo.png failed: no ink" in capsys.readouterr().err
     assert read(out)["failed"] == ["series-sdo.png"]
     assert (out / "locality-hidden-sdo.png").is_file()
-    monkeypatch.setattr("analysis.locality_study.run_tests", fail)
+    monkeypatch.setattr("analysis.locality.study.run_tests", fail)
     assert call(*runs, "--out", out, "--redraws", 9, "--overwrite") == 1
     entry = read(out)["runs"][0]
     assert (entry["signals"], entry["signals_reason"]) == (None, "it could not be computed")

@@ -15,11 +15,11 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from analysis.probe_design import design_probe
+from analysis.probe.design import design_probe
 from sdo import SDO, Embeddings
 from sdo.cli.main import main
-from sdo.tinymodel import build
-from sdo.wordproblems import generate
+from sdo.demo.tiny_model import build
+from sdo.demo.word_problems import generate
 
 N, B, SAMPLES = 96, 4, 96
 PROBLEMS = generate(N, seed=0)
@@ -242,7 +242,7 @@ def test_a_picture_that_fails_is_named_and_the_numbers_stay(here, capsys, monkey
     def fail(*args, **kwargs):
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr("analysis.probe_plots.probe_figure", fail)
+    monkeypatch.setattr("analysis.probe.plots.probe_figure", fail)
     assert probe("--samples", 32) == 1
     found = result(here)
     assert (found["failed"], found["files"]) == (["probe.png"], [])

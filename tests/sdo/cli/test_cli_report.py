@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="writes its runs with the recorder's own log")
 
-from diagnostics.runlog import GradientRow, RunLog, StepRow
+from diagnostics.run_folder.writer import GradientRow, RunLog, StepRow
 from sdo import Embeddings
 from sdo.cli.main import main
 

@@ -20,8 +20,8 @@ from trl import SFTConfig, SFTTrainer
 
 from sdo import SDO, Uniform
 from sdo.cli.main import main
-from sdo.tinymodel import build
-from sdo.wordproblems import generate
+from sdo.demo.tiny_model import build
+from sdo.demo.word_problems import generate
 
 N = 20
 PROBLEMS = generate(N, seed=0)

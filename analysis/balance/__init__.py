@@ -1,0 +1,1 @@
+"""How evenly correctness is spread over clusters of questions."""

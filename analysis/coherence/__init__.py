@@ -1,0 +1,1 @@
+"""How well gradients agree: between steps, and within a batch."""

@@ -1,0 +1,1 @@
+"""How often each sample is seen."""

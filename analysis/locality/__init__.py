@@ -1,0 +1,1 @@
+"""Whether gradients agree more where embeddings do."""

@@ -1,0 +1,1 @@
+"""What an organizer's batches would do to the gradients, asked before training."""

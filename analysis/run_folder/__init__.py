@@ -1,0 +1,1 @@
+"""Run folders, read as arrays and tables."""

@@ -1,0 +1,1 @@
+"""What a difference between two kinds of run is worth over several seeds."""

@@ -1,0 +1,1 @@
+"""What recording a run would give and cost, found out without training."""

@@ -1,0 +1,1 @@
+"""The recorder: one training run followed step by step."""

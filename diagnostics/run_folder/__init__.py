@@ -1,0 +1,1 @@
+"""The run folder, written: append-only and crash-safe."""

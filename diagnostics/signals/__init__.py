@@ -1,0 +1,1 @@
+"""Which gradient is meant, and how it is caught."""

@@ -1,0 +1,1 @@
+"""Gradients as short vectors that keep their cosines."""

@@ -1,0 +1,1 @@
+"""What commands share: options, outputs, the words of the terminal."""

@@ -1,0 +1,1 @@
+"""What the training commands share: the run file, the data and the trainer."""

@@ -1,0 +1,1 @@
+"""What ``sdo demo`` is made of: a data set, a small model, a folder and a summary."""

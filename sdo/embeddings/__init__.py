@@ -1,0 +1,1 @@
+"""The embedding matrix: made from texts, read, checked and kept."""

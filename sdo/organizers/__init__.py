@@ -1,0 +1,1 @@
+"""What each mini-batch holds: organizers and their plans."""

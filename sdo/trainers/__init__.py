@@ -1,0 +1,1 @@
+"""How an organizer and a recorder reach a trainer."""
