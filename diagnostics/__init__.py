@@ -8,6 +8,7 @@ try:
     from diagnostics.examination.diagnosis import Diagnosis
     from diagnostics.examination.examine import doctor
     from diagnostics.recording.recorder import GradientRecorder
+    from diagnostics.signals import Samples, Signal, Weight, register_signal
     from sdo.trainers.log_figures import log_scalars
 except ModuleNotFoundError as error:
     absent = absent_package(error)
@@ -16,4 +17,4 @@ except ModuleNotFoundError as error:
     needed = f"diagnostics needs {absent}; fix: pip install 'sdo-toolkit[train]'"
     raise ModuleNotFoundError(needed, name=absent) from None
 
-__all__ = ["Diagnosis", "GradientRecorder", "doctor", "log_scalars"]
+__all__ = ["Diagnosis", "GradientRecorder", "Samples", "Signal", "Weight", "doctor", "log_scalars", "register_signal"]

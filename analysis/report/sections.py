@@ -256,15 +256,17 @@ def _coherence_of(material: ReportMaterial, signal: str) -> tuple[Table, list[Pi
         *("within batches", "steps of it", "sketch rmse"),
     )
     caption = f"Signal {signal}: mean cosine between the gradients of two steps, and within batches{_within_of(data)}"
-    figure, _ = coherence_heat_maps(matrices, steps=steps)
-    picture = Picture.of(
-        figure,
-        alt=f"Heat maps of the cosine between the gradients of all pairs of steps, {signal}, one a run, on one scale.",
-        caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs."
-        + not_drawn(drawn, list(material.runs), "sdo coherence RUN… --out DIR"),
-        dpi=80,  # noise does not compress
-    )
-    pictures = [picture]
+    pictures = []
+    if matrices:
+        figure, _ = coherence_heat_maps(matrices, steps=steps)
+        picture = Picture.of(
+            figure,
+            alt=f"Heat maps of the cosine between the gradients of all pairs of steps, {signal}, on one scale.",
+            caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs."
+            + not_drawn(drawn, list(material.runs), "sdo coherence RUN… --out DIR"),
+            dpi=80,  # noise does not compress
+        )
+        pictures.append(picture)
     if series:
         figure, _ = batch_coherence_series(series, of=" or ".join(_compared(data)))
         alt = f"Batch coherence of {signal} over the steps, a colour a run."
