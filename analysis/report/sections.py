@@ -14,9 +14,7 @@ from analysis.drawing import MANY_RUNS
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import drawn_runs, kinds_of_run, not_drawn
-from analysis.run_folder.recorded import generates, score_meaning
-from analysis.run_folder.run import Run
-from analysis.run_folder.training import (
+from analysis.run_folder.curves import (
     Evaluation,
     Training,
     evaluation_curves,
@@ -24,6 +22,8 @@ from analysis.run_folder.training import (
     loss_label,
     reward_curves,
 )
+from analysis.run_folder.recorded import generates, score_meaning
+from analysis.run_folder.run import Run
 
 _NO_REWARD = "no step has a reward"
 
