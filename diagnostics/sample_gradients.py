@@ -27,8 +27,8 @@ from diagnostics.signals.micro_batch import MicroBatch
 from diagnostics.signals.objectives import shifts_labels
 from diagnostics.signals.registry import DEFAULT_SIGNALS, signals_of
 from sdo.errors import InputError
-from sdo.trainers.ids import IdChannel
 from sdo.trainers.requirements import check_launch, no_ids_came, require_positions, require_trained_tokens
+from sdo.trainers.session import TrainingSession
 from sdo.trainers.trainer_types import TrainerKind
 
 NORM_STATE = "raw, unscaled, of the loss summed over the sample's tokens"
@@ -160,12 +160,12 @@ def sample_gradients(
     frozen = only_trainable(model, captures.values())
     with untouched(trainer, checkpointing=False), frozen, listening(model, kind, micros) as reader:
         loader = trainer.get_train_dataloader()
-        channel = IdChannel.of(model)
-        channel.install(loader)
+        session = TrainingSession.of(model)
+        session.install(loader)
         model.train()
         collector = _Collector(trainer, loader, kind, captures, micros, reader)
         started = time.perf_counter()
-        for done, (sample, position) in enumerate(zip(sample_ids, channel.positions(sample_ids), strict=True), 1):
+        for done, (sample, position) in enumerate(zip(sample_ids, session.ids.positions(sample_ids), strict=True), 1):
             collector.take(int(sample), int(position))
             if progress is not None:
                 progress(done)

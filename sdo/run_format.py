@@ -201,9 +201,11 @@ def read_run_json(path: Path) -> dict[str, Any]:
 def gaps_are_faults(info: Mapping[str, Any], stream: str) -> bool:
     """Whether parts of a stream must follow each other: a signal may be silent at a step, and its rows are counted.
 
-    Runs of earlier versions count none, so that their parts' names alone can tell what is missing.
+    Runs of earlier versions count none, nor does a run before its first flush is whole, so that the parts' names alone
+    can tell what is missing. Of a signal without rows of steps they tell nothing: it has rows at some steps alone.
     """
-    return stream == "steps" or not info.get("rows")
+    signal = (info.get("signals") or {}).get(stream.removeprefix("gradients/")) or {}
+    return stream == "steps" or (not info.get("rows") and "step" in signal.get("kinds", ("step",)))
 
 
 def check_parts(

@@ -24,8 +24,8 @@ from sdo.organizers.epoch_figures import epoch_figures
 from sdo.organizers.plan import Plan
 from sdo.trainers.completions import trainer_needed, unfollowed
 from sdo.trainers.dropped import why_dropped
-from sdo.trainers.ids import IdChannel
 from sdo.trainers.requirements import check_launch, no_ids_came, require_positions, require_trained_tokens
+from sdo.trainers.session import TrainingSession
 from sdo.trainers.trainer_types import PLAIN, TrainerKind
 
 
@@ -65,18 +65,18 @@ def doctor(trainer: Any, *, rows: int = 2, resume: bool = False) -> Diagnosis:
     rows = whole_number("rows", rows, 1)
     recorders = [c for c in trainer.callback_handler.callbacks if isinstance(c, GradientRecorder)]
     recorder = recorders[0] if recorders else GradientRecorder("run")
-    channel = IdChannel.peek(model)
-    if channel is not None and channel.is_of_another(trainer.state):
+    session = TrainingSession.peek(model)
+    if session is not None and session.is_of_another(trainer.state):
         raise InputError(
             "another trainer's organizer has this trainer's model; expected one at a time; fix: detach that one, or "
             "attach an organizer to this trainer"
         )
-    examination = _Examination(trainer, recorder, None if channel is None else channel.plan)
+    examination = _Examination(trainer, recorder, None if session is None else session.plan)
     if recorders and not resume:
         examination.attempt(lambda: check_free(recorder.out))
     examination.micro_step(rows, recorded=bool(recorders))
     return examination.diagnosis(
-        recorded=bool(recorders), ids="position in the prepared dataset" if channel is None else channel.source
+        recorded=bool(recorders), ids="position in the prepared dataset" if session is None else session.ids.source
     )
 
 
@@ -95,8 +95,8 @@ class _Examination:
         self._trainer = trainer
         self._recorder = recorder
         self._plan = plan
-        channel = IdChannel.peek(trainer.model)
-        self._steps_per_batch = 1 if channel is None else channel.steps_per_batch
+        session = TrainingSession.peek(trainer.model)
+        self._steps_per_batch = 1 if session is None else session.steps_per_batch
         self._refused: list[str] = []
         self._micros: list[MicroBatch] = []
         self._captures: dict[str, Capture] = {}
@@ -138,8 +138,8 @@ class _Examination:
         self.attempt(lambda: require_trained_tokens(self._trainer.train_dataset, shifts=shifts))
         if self._kind is not None and self._kind.generates:
             self._refused += unfollowed(self._trainer)
-            channel = IdChannel.peek(self._trainer.model)
-            if recorded and self._recorder.trainer is None and (channel is None or channel.follower is None):
+            session = TrainingSession.peek(self._trainer.model)
+            if recorded and self._recorder.trainer is None and (session is None or session.follower is None):
                 self._refused.append(trainer_needed())
         if self._kind is None or len(self._refused) > before:
             return

@@ -22,7 +22,8 @@ from diagnostics.signals.losses import LossReader
 from diagnostics.signals.micro_batch import MicroBatch
 from sdo.errors import InputError, error_line
 from sdo.trainers.completions import follow_completions
-from sdo.trainers.ids import BatchIds, IdChannel
+from sdo.trainers.ids import BatchIds
+from sdo.trainers.session import TrainingSession
 from sdo.trainers.trainer_types import TrainerKind
 from sdo.trainers.versions import enable_checkpointing
 
@@ -87,11 +88,11 @@ def run_micro_step(
         How many rows at most.
     """
     model = trainer.model
-    channel = IdChannel.of(model)
+    session = TrainingSession.of(model)
     with listening(model, kind, micros) as reader:
         follower = follow_completions(trainer) if kind.generates else None
         try:
-            channel.install(loader)
+            session.install(loader)
             inner = getattr(loader, "base_dataloader", loader)
             positions = list(next(iter(inner.batch_sampler)))
             if kind.generates:
@@ -141,7 +142,7 @@ def listening(model: nn.Module, kind: TrainerKind, micros: list[MicroBatch]) -> 
     LossReader
         What reads the losses.
     """
-    channel = IdChannel.of(model)
+    session = TrainingSession.of(model)
     reader = LossReader(model, kind)
 
     def begin(ids: BatchIds) -> None:
@@ -152,13 +153,13 @@ def listening(model: nn.Module, kind: TrainerKind, micros: list[MicroBatch]) -> 
         if wanted and (torch.is_grad_enabled() or micros[-1].losses is None):
             micros[-1].losses = reader.read(output, kwargs, exact=False) or micros[-1].losses
 
-    channel.subscribe(begin)
+    session.subscribe(begin)
     hook = model.register_forward_hook(after, with_kwargs=True)
     try:
         yield reader
     finally:
         hook.remove()
-        channel.unsubscribe(begin)
+        session.unsubscribe(begin)
 
 
 def fetch(trainer: Any, loader: Any, positions: list[int]) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from diagnostics.run_folder.writer import StepRow
-from sdo.trainers.trainer_types import TrainerKind
+from sdo.trainers.adapter import TrainerAdapter
 
 
 class LoggedRow:
@@ -15,20 +15,18 @@ class LoggedRow:
 
     Parameters
     ----------
-    kind, args
-        The trainer's kind and arguments.
-    first_step
-        Number of updates before the recording.
+    training
+        Whose log it is.
     """
 
-    def __init__(self, kind: TrainerKind, args: Any, first_step: int) -> None:
-        self._loss_is_logged = kind.loss_from == "log"
-        self._max_grad_norm = float(args.max_grad_norm or 0)
-        self._filters = bool(getattr(args, "logging_nan_inf_filter", False))
+    def __init__(self, training: TrainerAdapter) -> None:
+        self._loss_is_logged = training.kind.loss_from == "log"
+        self._max_grad_norm = float(training.settings.max_grad_norm or 0)
+        self._filters = training.filters_losses
         self._row: StepRow | None = None
         self._micro_batches = 0
         self._sketch_norm: float | None = None
-        self._logged_until = first_step  # updates that the trainer's logs of the loss cover
+        self._logged_until = training.first_step  # updates that the trainer's logs of the loss cover
 
     @property
     def waits(self) -> bool:

@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from diagnostics.recording.session import Recording
+from diagnostics.recording.recording import Recording
 from diagnostics.run_folder.writer import RunLog, steps_recorded
 from diagnostics.signals.base import Signal
 from diagnostics.signals.registry import DEFAULT_SIGNALS, signals_of
 from sdo.checks import integer_array, number_array, whole_number
 from sdo.errors import InputError
 from sdo.trainers.ended import end_before_the_first_step, stop_at_once
+from sdo.trainers.transformers_adapter import TransformersAdapter
 
 
 class GradientRecorder(TrainerCallback, ExportableState):
@@ -106,7 +107,10 @@ class GradientRecorder(TrainerCallback, ExportableState):
         self._ended = end_before_the_first_step(state, kwargs["train_dataloader"])
         if self._ended and steps_recorded(self.out) > state.global_step:
             return  # resumed from an earlier checkpoint than its last: nothing is trained, so nothing is cut off
-        self._recording = Recording.start(self, args, state, kwargs["model"], kwargs["train_dataloader"])
+        training = TransformersAdapter(
+            args, state, kwargs["model"], kwargs["train_dataloader"], recorder=type(self).__name__
+        )
+        self._recording = Recording.start(self, training)
         self._recording.end_when_taken(self._retire)
         self._log = self._recording.log
         # A checkpoint written without a recorder has no entry, and transformers fails on that at the next save.
@@ -155,12 +159,12 @@ class GradientRecorder(TrainerCallback, ExportableState):
         """Write the held-out loss of each sample of the evaluation that just ended."""
         if self._recording is not None:
             name = next((key for key in (metrics or {}) if key.endswith("_loss")), "eval_loss")
-            self._recording.end_evaluation(state.global_step, name, kwargs.get("eval_dataloader"))
+            self._recording.outcomes.end_evaluation(state.global_step, name, kwargs.get("eval_dataloader"))
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Forget a prediction's forward passes; they are no evaluation."""
         if self._recording is not None:
-            self._recording.forget_evaluation()
+            self._recording.outcomes.forget_evaluation()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is left and let go of the model."""

@@ -10,25 +10,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
 from diagnostics.signals.base import Capture
+from sdo.trainers.adapter import TrainerAdapter
 from sdo.trainers.checkpoints import dataset_digest
-from sdo.trainers.ids import IdChannel
-from sdo.trainers.trainer_types import TrainerKind
-from sdo.trainers.versions import checkpointing_name
+from sdo.trainers.session import TrainingSession
 
-_GENERATION = (
-    "num_generations",
-    "steps_per_generation",
-    "num_iterations",
-    "generation_batch_size",
-    "max_completion_length",
-    "temperature",
-    "beta",
-    "loss_type",
-    "scale_rewards",
-)
 _PACKAGES = (
     "sdo-toolkit",
     "torch",
@@ -42,28 +28,14 @@ _PACKAGES = (
 )
 
 
-def describe_run(
-    args: Any,
-    kind: TrainerKind,
-    state: Any,
-    model: nn.Module,
-    loader: Any,
-    channel: IdChannel,
-    captures: Mapping[str, Capture],
-) -> dict[str, Any]:
+def describe_run(training: TrainerAdapter, session: TrainingSession, captures: Mapping[str, Capture]) -> dict[str, Any]:
     """Collect the provenance of a run.
 
     Parameters
     ----------
-    args, state
-        The trainer's arguments and state.
-    kind
-        Its kind.
-    model
-        The model in training.
-    loader
-        The training data loader.
-    channel
+    training
+        What is about to begin.
+    session
         Where sample ids come from, and the plan if there is one.
     captures
         Of the signals, by name.
@@ -73,12 +45,14 @@ def describe_run(
     dict
         Plain values, ready for JSON.
     """
-    plan = channel.plan
+    plan = session.plan
     embeddings = None if plan is None else plan.organizer.embeddings
+    model, dataset, settings = training.model, training.dataset, training.settings
     parameters = list(model.parameters())
-    dataset = getattr(loader.dataset, "inner", loader.dataset)
+    extra = dict(settings.extra)
+    data_seed = extra.pop("data_seed", None)
     return {
-        "first_step": state.global_step,
+        "first_step": training.first_step,
         "organizer": None if plan is None else {**plan.describe(), "fingerprint": plan.fingerprint},
         "embeddings": None
         if embeddings is None
@@ -98,36 +72,34 @@ def describe_run(
             "dtype": str(parameters[0].dtype).removeprefix("torch."),
         },
         "dataset": {
-            "rows": len(dataset),
-            "fingerprint": dataset_digest(dataset, channel.ids_of(len(dataset))),
-            "sample_id": channel.source,
+            "rows": None if dataset is None else len(dataset),
+            "fingerprint": None if dataset is None else dataset_digest(dataset, session.ids.ids_of(len(dataset))),
+            "sample_id": session.ids.source,
             # Of the rows that were embedded: left out on purpose, or dropped by TRL.
             "missing": None if plan is None else plan.organizer.n_samples - len(plan.ids),
         },
-        "evaluations": _describe_evaluations(channel),
-        "meaning": kind.describe(),
+        "evaluations": _describe_evaluations(session),
+        "meaning": training.kind.describe(),
         "trainer": {
-            "processes": args.world_size,
-            "steps_per_batch": channel.steps_per_batch,
-            **{name: getattr(args, name) for name in _GENERATION if kind.generates and hasattr(args, name)},
-            "train_batch_size": args.train_batch_size,
-            "gradient_accumulation_steps": args.gradient_accumulation_steps,
-            "max_steps": state.max_steps,
-            "learning_rate": args.learning_rate,
-            "lr_scheduler_type": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
-            "max_grad_norm": _finite(args.max_grad_norm),
-            "bf16": args.bf16,
-            "fp16": args.fp16,
-            "gradient_checkpointing": bool(getattr(args, checkpointing_name(args))),
+            "processes": settings.processes,
+            "steps_per_batch": session.steps_per_batch,
+            "train_batch_size": settings.micro_batch,
+            "gradient_accumulation_steps": settings.accumulation,
+            "max_steps": settings.max_steps,
+            "learning_rate": settings.learning_rate,
+            "max_grad_norm": _finite(settings.max_grad_norm),
+            "bf16": settings.precision == "bf16",
+            "fp16": settings.precision == "fp16",
+            **extra,
         },
-        "seeds": {"seed": args.seed, "data_seed": args.data_seed},
+        "seeds": {"seed": settings.seed, "data_seed": data_seed},
         "versions": versions(),
     }
 
 
-def _describe_evaluations(channel: IdChannel) -> dict[str, str]:
+def _describe_evaluations(session: TrainingSession) -> dict[str, str]:
     """What ``sample_id`` is in evaluations/."""
-    if channel.follower is None:
+    if session.follower is None:
         return {"sample_id": "position in the evaluation dataset"}
     return {"sample_id": "of the training prompt; rewards have a row for each completion, so several at one step"}
 

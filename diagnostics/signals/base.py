@@ -235,6 +235,7 @@ class Capture(ABC):
         """Return what run.json says of the signal."""
         return {
             "parameter": None,
+            "kinds": list(self.signal.kinds),
             "shape": list(self.sketch.shape),
             "tied": False,
             "tied_with": [],

@@ -21,13 +21,13 @@ from sdo.trainers.checkpoints import dataset_digest
 from sdo.trainers.completions import follow_completions
 from sdo.trainers.ended import end_before_the_first_step, stop_at_once
 from sdo.trainers.generation import CompletionCount, GenerationLayout, GenerationSampler, continue_generation
-from sdo.trainers.ids import BatchIds, IdChannel
+from sdo.trainers.ids import BatchIds
 from sdo.trainers.log_figures import log_scalars
-from sdo.trainers.loss_scaling import loss_scale, update_was_skipped
 from sdo.trainers.processes import Processes
 from sdo.trainers.requirements import no_ids_came
 from sdo.trainers.row_ids import RETIRED, batch_samples, bound_plan, dataset_ids_of, trainer_refusals
 from sdo.trainers.sampler import OrganizedSampler, process_share
+from sdo.trainers.session import Schedule, TrainingSession
 
 _STATE = "OrganizerCallback"
 
@@ -102,7 +102,7 @@ def _warn_of_other_rows(dataset: Any, organizer: Organizer, id_column: str) -> N
 
 
 class Handle:
-    """What :func:`attach` did to a trainer, and how to undo it.
+    """Returned by :func:`attach`: the plan, the ledgers, :meth:`detach`.
 
     Attributes
     ----------
@@ -121,14 +121,19 @@ class Handle:
             self.sampler = OrganizedSampler(plan, positions, trainer_epoch=self._trainer_epoch)
         else:
             self.sampler = GenerationSampler(plan, positions, layout=layout, trainer_epoch=self._trainer_epoch)
-        self._channel = IdChannel.taken_by(trainer.model, trainer.state)
-        self._channel.plan, self._channel.trainer, self._channel.release = plan, trainer, self._retire
-        self._channel.steps_per_batch = 1 if layout is None else layout.optimizer_steps
-        self._channel.name_positions(dataset_ids, source)
+        self._session = TrainingSession.taken_by(trainer.model, trainer.state)
+        self._session.ids.name_positions(dataset_ids, source)
         content = dataset_digest(trainer.train_dataset, dataset_ids)
         self._follower = None if layout is None else follow_completions(trainer)
-        self._callback = OrganizerCallback(plan, self._channel, trainer, content)
-        self._channel.trained, self._channel.check = self._callback.trained, self._callback.require_fit
+        self._callback = OrganizerCallback(plan, self._session, trainer, content)
+        self._session.schedule = Schedule(
+            plan,
+            self._callback.trained,
+            owner=lambda: trainer.state,
+            check=self._callback.require_fit,
+            release=self._retire,
+            steps_per_batch=1 if layout is None else layout.optimizer_steps,
+        )
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
         trainer._get_train_sampler = lambda *args, **kwargs: self.sampler
@@ -146,10 +151,8 @@ class Handle:
         del self._trainer._get_train_sampler
         self._trainer.remove_callback(self._callback)
         self._log.detach()
-        self._channel.plan = self._channel.trained = self._channel.trainer = None
-        self._channel.release = self._channel.check = None
-        self._channel.steps_per_batch = 1
-        self._channel.unsubscribe(self._callback.note_ids)
+        self._session.schedule = None
+        self._session.unsubscribe(self._callback.note_ids)
         if self._follower is not None:
             self._follower.detach()
         self._trainer = None
@@ -178,7 +181,7 @@ class Handle:
         if self._trainer is None:
             raise RuntimeError("this sampler's handle was detached; build the data loader anew")
         step: int = self._trainer.state.global_step
-        return step // (self.sampler.steps_per_epoch * self._channel.steps_per_batch)
+        return step // (self.sampler.steps_per_epoch * self._session.steps_per_batch)
 
 
 class OrganizerCallback(TrainerCallback, ExportableState):
@@ -187,21 +190,20 @@ class OrganizerCallback(TrainerCallback, ExportableState):
     transformers stores its state in each checkpoint under the class's name.
     """
 
-    def __init__(self, plan: Plan, channel: IdChannel, trainer: Trainer, content: str | None = None) -> None:
+    def __init__(self, plan: Plan, session: TrainingSession, trainer: Trainer, content: str | None = None) -> None:
         self._plan = plan
         self._content = content
-        self._channel = channel
+        self._session = session
         self._trainer = trainer
         self._ids: list[int] = []
         self._layout = GenerationLayout.of(trainer.args)
         self._completions: CompletionCount | None = None
-        self._loss_scale = 1.0
         self._skipped: list[int] = []
         self._counted = -1  # the latest batch of the plan that is in the ledger
         self._processes = Processes()
         self._ended = False
         self.trained = np.zeros(len(plan.ids), dtype=np.int64)
-        channel.subscribe(self.note_ids)
+        session.subscribe(self.note_ids)
 
     def note_ids(self, ids: BatchIds) -> None:
         """Collect the ids of a micro-batch, as they came with the batch itself."""
@@ -215,7 +217,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             "skipped_steps": list(self._skipped),
         }
         if self._layout is not None:
-            attributes["steps_per_batch"] = self._channel.steps_per_batch
+            attributes["steps_per_batch"] = self._session.steps_per_batch
         return {"args": {}, "attributes": attributes}
 
     def require_fit(self, args: Any, state: Any, loader: Any) -> None:
@@ -234,13 +236,13 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             raise InputError(f"the trainer now has {layout}; attach found {self._layout}; fix: attach after the change")
         self._skipped = []
         if state.global_step > 0:
-            self._skipped = _verify_checkpoint(state, self._plan, self._content, self._channel.steps_per_batch)
+            self._skipped = _verify_checkpoint(state, self._plan, self._content, self._session.steps_per_batch)
         _check_drawn(loader, args)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check that the trainer still fits the plan, verify a checkpoint and let ids travel."""
         # A recording that an interrupt left behind writes its ledger, which begins anew below.
-        IdChannel.end_recordings(self._trainer.model, state)
+        TrainingSession.end_recordings(self._trainer.model, state)
         self._processes = Processes.of(args)
         self._processes.same(self._plan.fingerprint, "the plan")
         self._processes.same(self._content or "unknown", "the dataset")
@@ -249,8 +251,8 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         if self._layout is not None:
             self._completions = CompletionCount(self._layout)
             continue_generation(self._trainer, self._layout)
-        self._channel.scalars.clear()
-        self._channel.install(kwargs["train_dataloader"])
+        self._session.figures.clear()
+        self._session.install(kwargs["train_dataloader"])
         self._ended = end_before_the_first_step(state, kwargs["train_dataloader"])
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -268,13 +270,13 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._ids = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remember the loss scale, which falls when an update is skipped."""
-        self._loss_scale = loss_scale(kwargs.get("optimizer"))
+        """Note the loss scale."""
+        self._session.update.begin(state.global_step, kwargs.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare what was trained with what was planned, then count it."""
         step = state.global_step - 1
-        batch = step // self._channel.steps_per_batch
+        batch = step // self._session.steps_per_batch
         planned = self._plan.batch(batch)
         if not self._ids:
             raise RuntimeError(f"step {step}: {no_ids_came()}")
@@ -284,12 +286,12 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             self._completions.check(step, ids, planned.tolist())
         else:
             self._check_share(step, process_share(planned, int(args.train_batch_size), self._processes))
-        if update_was_skipped(kwargs.get("optimizer"), self._loss_scale):
+        if self._session.update.skipped(step, kwargs.get("optimizer")):
             self._skipped.append(step)
         elif batch != self._counted:  # once, at its first update
             self.trained[self._plan.positions(planned)] += 1
             self._counted = batch
-        self._note_scalars(planned)
+        self._note_figures(planned)
 
     def _check_share(self, step: int, expected: NDArray[np.int64]) -> None:
         if sorted(self._ids) != sorted(expected.tolist()):
@@ -300,7 +302,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
     def _count_trained(self, steps: int) -> None:
         """Set the ledger to what the steps before ``steps`` trained: the batches that had at least one update."""
-        each = self._channel.steps_per_batch
+        each = self._session.steps_per_batch
         batches = -(-steps // each)
         self.trained[:] = self._plan.counts(batches)
         self._counted = batches - 1
@@ -310,13 +312,13 @@ class OrganizerCallback(TrainerCallback, ExportableState):
                 if batch == self._counted:
                     self._counted = -1
 
-    def _note_scalars(self, batch: NDArray[np.int64]) -> None:
-        scalars, embeddings = self._channel.scalars, self._plan.organizer.embeddings
-        scalars.put("coverage", float((self.trained > 0).mean()))
+    def _note_figures(self, batch: NDArray[np.int64]) -> None:
+        figures, embeddings = self._session.figures, self._plan.organizer.embeddings
+        figures.put("coverage", float((self.trained > 0).mean()))
         if embeddings is not None:
             cosine = float(within_batch_cosine(embeddings.unit, embeddings.valid, batch, np.array([0, len(batch)]))[0])
             if not math.isnan(cosine):
-                scalars.add("within_batch_cosine", cosine)
+                figures.add("within_batch_cosine", cosine)
 
 
 def _check_drawn(loader: Any, args: Any) -> None:

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 
 from sdo.errors import InputError
-from sdo.trainers.ids import BATCH_KEY, BatchIds, IdChannel
+from sdo.trainers.ids import BATCH_KEY, BatchIds
 from sdo.trainers.processes import Processes
+from sdo.trainers.session import TrainingSession
 from sdo.trainers.versions import OLDEST_TRL
 
 _TIED = "sdo_tied"
@@ -119,8 +120,8 @@ class CompletionFollower:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._channel = IdChannel.of(trainer.model)
-        self._channel.follower = self
+        self._session = TrainingSession.of(trainer.model)
+        self._session.follower = self
         self._users = 1
         self._listeners: list[CompletionListener] = []
         self._parts: torch.Tensor | None = None
@@ -155,8 +156,8 @@ class CompletionFollower:
                 setattr(self._trainer, name, self._own[name])
             else:
                 delattr(self._trainer, name)
-        self._channel.follower = None
-        self._channel.close_if_unused()
+        self._session.follower = None
+        self._session.close_if_unused()
 
     # ------------------------------------------------------------------ the trainer's methods
 
@@ -192,7 +193,7 @@ class CompletionFollower:
         ids = inputs.get(BATCH_KEY)
         if ids is not None and model.training and torch.is_grad_enabled():
             tied = inputs.get(_TIED)
-            self._channel.announce(
+            self._session.ids.announce(
                 BatchIds(
                     sample_ids=tuple(ids.tolist()),
                     tokens=_completion_tokens(inputs),

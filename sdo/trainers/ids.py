@@ -11,25 +11,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
 
-if TYPE_CHECKING:
-    from sdo.organizers.plan import Plan
-    from sdo.trainers.completions import CompletionFollower
-
 BATCH_KEY = "sdo_batch_ids"
 IGNORED = -100  # the label of a token that carries no loss
-
-# A channel lives in its hook on the model. Were it held here, its subscribers' trainers would keep the model for ever.
-_channels: WeakKeyDictionary[nn.Module, weakref.ref[IdChannel]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -58,129 +49,20 @@ class BatchIds:
 Listener = Callable[[BatchIds], None]
 
 
-class StepScalars:
-    """Figures of the steps since the trainer last logged, from whoever knows them.
-
-    Examples
-    --------
-    >>> scalars = StepScalars()
-    >>> for value in (0.2, 0.4):
-    ...     scalars.add("within_batch_cosine", value)
-    ...     scalars.put("coverage", value)
-    >>> scalars.take()
-    {'within_batch_cosine': 0.30000000000000004, 'coverage': 0.4}
-    >>> scalars.take()
-    {}
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
-        self._states: dict[str, float] = {}
-
-    def add(self, name: str, value: float) -> None:
-        """Note a step's value of which the mean is wanted."""
-        total_and_count = self._values.setdefault(name, [0.0, 0.0])
-        total_and_count[0] += value
-        total_and_count[1] += 1
-
-    def put(self, name: str, value: float) -> None:
-        """Note a state of which the latest value is wanted."""
-        self._states[name] = value
-
-    def take(self) -> dict[str, float]:
-        """Return the figures and begin anew."""
-        figures = {name: total / count for name, (total, count) in self._values.items()} | self._states
-        self.clear()
-        return figures
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self._values, self._states = {}, {}
-
-
 class IdChannel:
-    """Tells subscribers which samples a model is being trained on.
-
-    There is one channel a model, made by :meth:`of`; the organizer's handle and the recorder share it.
+    """Tells listeners which samples a model is being trained on.
 
     Attributes
     ----------
     source
         Where ids come from, in words.
-    plan
-        The plan that the trainer follows, or None.
-    trained
-        Its trained ledger, shape ``(n,)``, aligned with ``plan.ids``; kept by the organizer's callback, or None.
-    scalars
-        Figures of the latest steps, for :func:`diagnostics.log_scalars`.
-    steps_per_batch
-        Optimizer steps that train on one batch of the plan; more than 1 only where completions are used again.
-    follower
-        Who follows the trainer's completions; None where it generates none.
-    trainer
-        The trainer whose organizer this is, or None.
-    release
-        Makes that organizer leave the model to another trainer.
-    check
-        Refuses arguments, state and loader of a training that do not fit the plan any more, or does nothing.
-    recordings
-        Those that are under way: the state of each one's trainer, and what ends it early.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self) -> None:
         self.source = "position in the prepared dataset"
-        self.plan: Plan | None = None
-        self.trained: NDArray[np.int64] | None = None
-        self.scalars = StepScalars()
-        self.steps_per_batch = 1
-        self.follower: CompletionFollower | None = None
-        self.trainer: Any = None
-        self.release: Callable[[], None] | None = None
-        self.check: Callable[[Any, Any, Any], None] | None = None
-        self.recordings: list[tuple[Any, Callable[[], None]]] = []
         self._ids: NDArray[np.int64] | None = None
         self._last: BatchIds | None = None
-        self._subscribers: list[Listener] = []
-        self._hook = model.register_forward_pre_hook(self._make_hook(), prepend=True, with_kwargs=True)
-
-    @classmethod
-    def of(cls, model: nn.Module) -> IdChannel:
-        """Return the model's channel; the first call opens it."""
-        channel = cls.peek(model)
-        if channel is None:
-            channel = cls(model)
-            _channels[model] = weakref.ref(channel)
-        return channel
-
-    @classmethod
-    def peek(cls, model: nn.Module) -> IdChannel | None:
-        """Return the model's channel where one is open."""
-        found = _channels.get(model)
-        return None if found is None else found()
-
-    @classmethod
-    def taken_by(cls, model: nn.Module, state: Any) -> IdChannel:
-        """Return the model's channel for the trainer that has this state.
-
-        First another one's organizer leaves, and recordings end that an interrupted training has left behind.
-        """
-        cls.end_recordings(model, state)
-        earlier = cls.peek(model)
-        if earlier is not None and earlier.is_of_another(state) and earlier.release is not None:
-            earlier.release()
-        return cls.of(model)
-
-    @classmethod
-    def end_recordings(cls, model: nn.Module, state: Any) -> None:
-        """End the recordings of other trainings of a model: they were interrupted, since this one begins."""
-        channel = cls.peek(model)
-        for other, end in [] if channel is None else list(channel.recordings):
-            if other is not state:
-                end()
-
-    def is_of_another(self, state: Any) -> bool:
-        """Whether an organizer has the model, and not that of the trainer with this state (arguments may be shared)."""
-        return self.trainer is not None and self.trainer.state is not state
+        self._listeners: list[Listener] = []
 
     def name_positions(self, ids: NDArray[np.int64], source: str) -> None:
         """Give the id of each dataset position.
@@ -223,59 +105,55 @@ class IdChannel:
 
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener`` with each micro-batch that is about to be trained on, however many forwards it takes."""
-        if listener not in self._subscribers:
-            self._subscribers.append(listener)
+        if listener not in self._listeners:
+            self._listeners.append(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
-        """Stop calling a listener; the last one to leave closes the channel, unless completions are followed."""
-        if listener in self._subscribers:
-            self._subscribers.remove(listener)
-        self.close_if_unused()
+        """Stop calling a listener."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
-    def close_if_unused(self) -> None:
-        """Close the channel where nobody listens any more."""
-        if not self._subscribers and self.follower is None:
-            self._close()
+    @property
+    def unheard(self) -> bool:
+        """Whether nobody listens."""
+        return not self._listeners
 
     def announce(self, ids: BatchIds) -> None:
-        """Tell the subscribers who is about to be trained on."""
-        for listener in self._subscribers:
+        """Tell the listeners who is about to be trained on."""
+        for listener in self._listeners:
             listener(ids)
 
-    def _close(self) -> None:
-        self._hook.remove()
-        for model in [model for model, channel in _channels.items() if channel() is self]:
-            del _channels[model]
-
-    def install(self, loader: Any) -> None:
+    def install(self, loader: Any, *, items: bool = False) -> None:
         """Make a training loader's batches carry their ids; a second call changes nothing.
 
         Parameters
         ----------
         loader
             A DataLoader, or accelerate's wrapper of one, over a map-style dataset.
+        items
+            Whether a batch is a list of items, each of which is to carry its own id.
         """
         inner: DataLoader[Any] = getattr(loader, "base_dataloader", loader)
         if isinstance(inner.dataset, _TaggedDataset):
             return
         # DataLoader forbids exchanging its dataset because samplers are built from its length, which stays the same.
         object.__setattr__(inner, "dataset", _TaggedDataset(inner.dataset, self._ids))
-        collator = _TaggedCollator if self.follower is None else _TaggedItems
+        collator = _TaggedItems if items else _TaggedCollator
         inner.collate_fn = collator(inner.collate_fn)
 
-    def _make_hook(self) -> Callable[..., tuple[Any, Any] | None]:
-        def take_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-            ids = kwargs.pop(BATCH_KEY, None)
-            if ids is None:
-                ids = getattr(kwargs.get("input_ids", args[0] if args else None), BATCH_KEY, None)
-            if ids is None:
-                return None
-            if module.training and torch.is_grad_enabled() and ids is not self._last:
-                self._last = ids
-                self.announce(ids)
-            return args, kwargs
-
-        return take_ids
+    def take(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Find the ids in a model's call, as a forward pre-hook; they are taken out where they are an argument."""
+        ids = kwargs.pop(BATCH_KEY, None)
+        if ids is None:
+            ids = getattr(kwargs.get("input_ids", args[0] if args else None), BATCH_KEY, None)
+        if ids is None:
+            return None
+        if module.training and torch.is_grad_enabled() and ids is not self._last:
+            self._last = ids
+            self.announce(ids)
+        return args, kwargs
 
 
 class _Tagged(NamedTuple):
@@ -347,6 +225,8 @@ class _Batch(dict[str, Any]):
 
     def to(self, device: Any, **options: Any) -> dict[str, Any]:
         """Return the batch on a device; accelerate calls it as it would a tensor's."""
+        from accelerate.utils import send_to_device  # only accelerate calls this, and a loop may do without it
+
         moved = {key: send_to_device(value, device, **options) for key, value in self.items()}
         if isinstance(moved.get("input_ids"), torch.Tensor):
             _tag(moved["input_ids"], moved.pop(BATCH_KEY))

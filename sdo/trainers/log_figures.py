@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdo.trainers.ids import IdChannel
+from sdo.trainers.session import TrainingSession
 
 PREFIX = "sdo/"
 
@@ -55,9 +55,9 @@ class ScalarLog:
 
     def __call__(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
         """Add the figures to the log of a training step, then log as before."""
-        channel = IdChannel.peek(self._trainer.model)
-        if self._users and channel is not None and "loss" in logs:
-            logs.update({PREFIX + name: value for name, value in channel.scalars.take().items()})
+        session = TrainingSession.peek(self._trainer.model)
+        if self._users and session is not None and "loss" in logs:
+            logs.update({PREFIX + name: value for name, value in session.figures.take().items()})
         return self._inner(logs, *args, **kwargs)
 
     def share(self) -> ScalarLog:

@@ -9,7 +9,7 @@ import torch
 from diagnostics import sample_gradients as module
 from diagnostics.sample_gradients import sample_gradients
 from sdo.errors import InputError
-from sdo.trainers.ids import IdChannel
+from sdo.trainers.session import TrainingSession
 
 # Every family, adapter, padding and loss that the recorder is tested on; batches and accumulation play no part.
 NAMES = (
@@ -95,7 +95,7 @@ def test_ids_that_are_no_positions_are_found(kit, untrained):
     for n, position in enumerate((9, 2)):
         assert kit.relative_error(hidden.sketch[n], truth._sample(position, 1).hidden) < 1e-5
     with pytest.raises(KeyError):
-        IdChannel.of(recorded.trainer.model).positions(np.array([ids[0], 999]))
+        TrainingSession.of(recorded.trainer.model).ids.positions(np.array([ids[0], 999]))
 
 
 def test_a_sample_without_a_token_does_not_stop_the_others(untrained):

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from diagnostics import GradientRecorder
 from sdo import attach
 from sdo.errors import InputError
-from sdo.trainers.ids import IdChannel
+from sdo.trainers.session import TrainingSession
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
 
@@ -68,7 +68,7 @@ def test_an_interrupted_recording_ends_where_another_training_takes_its_model(ki
     after = {id(module): len(module._forward_hooks) for module in first.trainer.model.modules()}
     assert any(count < hooks[module] for module, count in after.items())
     assert all(count <= hooks[module] for module, count in after.items())
-    channel = IdChannel.peek(second.trainer.model)
+    channel = TrainingSession.peek(second.trainer.model)
     assert channel is None or not channel.recordings
 
 

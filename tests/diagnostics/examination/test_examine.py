@@ -13,7 +13,7 @@ from diagnostics import GradientRecorder, doctor
 from diagnostics.sketches.count_sketch import GradientSketch
 from sdo import SDO, attach
 from sdo.errors import InputError
-from sdo.trainers.ids import _channels
+from sdo.trainers.session import _sessions
 
 CASES = ["fused", "tied", "head", "right", "bf16", "qwen3", "gemma2", "gpt2", "lora", "lora_a", "lora_head"]
 CASES += ["lora_reentrant", "lora_not_reentrant", "prompt_tuning"]
@@ -209,7 +209,7 @@ def test_a_collator_that_fails_is_what_training_would_end_with(kit, tmp_path):
     assert refused(trainer).refused == (
         "the first micro-step fails, and so would training: ValueError: rows of different",
     )
-    assert trainer.model not in _channels
+    assert trainer.model not in _sessions
 
 
 def test_rows_without_padding_have_no_sample_rows(kit, tmp_path):

@@ -12,7 +12,7 @@ from diagnostics import doctor
 from diagnostics.examination.micro_step import refused_as_training_would
 from diagnostics.sample_gradients import sample_gradients
 from sdo.errors import InputError
-from sdo.trainers.ids import _channels
+from sdo.trainers.session import _sessions
 
 
 def fresh(kit, runs, name, folder):
@@ -27,7 +27,7 @@ def state_of(recorded):
         "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
         "tokens": trainer._total_train_tokens,
         "hooks": recorded.hooks(),
-        "open": model in _channels,
+        "open": model in _sessions,
         "modes": [module.training for module in model.modules()],
         "gradients": [parameter.grad for parameter in model.parameters()],
         "loaders": len(trainer.accelerator._dataloaders),

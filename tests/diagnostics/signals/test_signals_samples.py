@@ -15,6 +15,7 @@ from diagnostics import GradientRecorder, Samples, Weight, register_signal
 from diagnostics.signals.samples import find_layers
 from diagnostics.sketches.count_sketch import GradientSketch
 from sdo.errors import InputError
+from sdo.run_format import gaps_are_faults
 
 DOWN = "model.layers.*.mlp.down_proj.weight"
 BOTH = [f"model.layers.{n}.mlp.down_proj.weight" for n in (0, 1)]
@@ -228,3 +229,13 @@ def test_a_word_is_given_once():
     taken = type("Other", (Weight,), {})
     with pytest.raises(InputError, match="signal 'weight' is known already; expected another word"):
         register_signal(taken)
+
+
+def test_steps_without_its_rows_are_no_loss(kit, tmp_path):
+    """Killed before the first count of rows, a run knows its parts' names alone."""
+    recorded = record(kit, tmp_path, "fused", "hidden", Samples(DOWN), sample_every=2)
+    info = {**recorded.info, "rows": {}}
+    assert info["signals"]["samples"]["kinds"] == ["sample"]
+    assert not gaps_are_faults(info, "gradients/samples")
+    assert gaps_are_faults(info, "gradients/hidden")
+    assert gaps_are_faults(info, "steps")

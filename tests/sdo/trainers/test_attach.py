@@ -30,8 +30,8 @@ from trl import SFTConfig, SFTTrainer
 from analysis import Run
 from diagnostics import GradientRecorder, doctor
 from sdo import SDO, Embeddings, InputError, OrganizedSampler, Uniform, attach
-from sdo.trainers.ids import _channels
 from sdo.trainers.row_ids import refusals
+from sdo.trainers.session import _sessions
 from tests.llama import tiny_llama
 
 N, FIRST = 22, 20
@@ -451,7 +451,7 @@ def traces(trainer):
     ]
     parameter_hooks = [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
     callbacks = [id(callback) for callback in trainer.callback_handler.callbacks]
-    return sorted(vars(trainer)), sorted(vars(model)), callbacks, hooks, parameter_hooks, model in _channels
+    return sorted(vars(trainer)), sorted(vars(model)), callbacks, hooks, parameter_hooks, model in _sessions
 
 
 SAMPLING = (
@@ -610,7 +610,7 @@ def test_a_second_trainer_takes_a_model_over(make):
     with pytest.warns(UserWarning, match="earlier trainer"):
         attach(first, sdo()).detach()
     assert "_get_train_sampler" not in vars(first)
-    assert first.model not in _channels
+    assert first.model not in _sessions
     handle.detach()
     assert "_get_train_sampler" in vars(second)  # refuses since the first took the model back
 

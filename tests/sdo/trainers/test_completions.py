@@ -16,7 +16,7 @@ from analysis import Run, batch_coherence
 from diagnostics import GradientRecorder, doctor
 from sdo import SDO, InputError, Uniform, attach
 from sdo.trainers.completions import follow_completions, tied_rewards, unfollowed
-from sdo.trainers.ids import IdChannel, _channels
+from sdo.trainers.session import TrainingSession, _sessions
 from sdo.trainers.versions import OLDEST_TRL
 from tests.generation import MATRIX, N, Watch, dataset, make, odd_length
 from tests.llama import tiny_llama
@@ -236,7 +236,7 @@ def test_without_an_organizer_the_recorder_asks_for_the_trainer(tokenizer, tmp_p
     with pytest.raises(InputError, match=r"fix: GradientRecorder\(\.\.\., trainer=trainer\)"):
         trainer.train()
     assert not (tmp_path / "run").exists()
-    assert IdChannel.peek(trainer.model) is None
+    assert TrainingSession.peek(trainer.model) is None
 
 
 @pytest.mark.parametrize("grid", [(4, 2, 2, None, 1), (4, 1, 2, 2, 2), (4, 3, 2, 2, 1)])
@@ -250,7 +250,7 @@ def test_without_an_organizer_ids_follow_trls_own_order(tokenizer, tmp_path, gri
     steps = table(tmp_path / "run", "steps")
     assert [ids.tolist() for ids in steps.sample_ids] == [ids for _, ids in watch.steps]
     assert not {"compute_loss", "training_step"} & (set(vars(trainer)) - before)
-    assert trainer.model not in _channels
+    assert trainer.model not in _sessions
     assert set(table(tmp_path / "run", "evaluations").name) == {"reward"}
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sdo.trainers.ids import BATCH_KEY, BatchIds, IdChannel
+from sdo.trainers.session import TrainingSession
 
 # What a trainer of TRL or of transformers passes to a causal language model.
 KNOWN_ARGUMENTS = {
@@ -85,7 +86,7 @@ def test_trainer_keeps_its_collator_and_its_dataset(runs):
 @pytest.mark.parametrize("dataset", [Plain(5), Bulk(5)], ids=["one by one", "in bulk"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_batch_carries_the_positions_of_its_items(dataset, workers):
-    channel = IdChannel(Echo())
+    channel = IdChannel()
     loader = loader_of(dataset, sampler=[4, 0, 3, 1], num_workers=workers)
     channel.install(loader)
     batches = list(loader)
@@ -94,7 +95,7 @@ def test_each_batch_carries_the_positions_of_its_items(dataset, workers):
 
 
 def test_names_of_positions_travel_in_their_place():
-    channel = IdChannel(Echo())
+    channel = IdChannel()
     channel.name_positions(np.array([7, 5, 3]), "a column")
     loader = loader_of(Plain(3), sampler=[2, 0])
     channel.install(loader)
@@ -103,7 +104,7 @@ def test_names_of_positions_travel_in_their_place():
 
 
 def test_installing_twice_changes_nothing():
-    channel = IdChannel(Echo())
+    channel = IdChannel()
     channel.name_positions(np.array([7, 5, 3]), "a column")
     loader = loader_of(Plain(3))
     channel.install(loader)
@@ -115,14 +116,14 @@ def test_installing_twice_changes_nothing():
 
 def test_a_collator_that_returns_no_dict_is_named():
     loader = DataLoader(Plain(2), collate_fn=lambda items: torch.zeros(2))
-    IdChannel(Echo()).install(loader)
+    IdChannel().install(loader)
     with pytest.raises(TypeError, match="collator returned Tensor; expected a dict"):
         next(iter(loader))
 
 
 def test_listeners_hear_training_batches_only():
     model = Echo()
-    heard = listen(IdChannel.of(model))
+    heard = listen(TrainingSession.of(model))
     model(x=1, **{BATCH_KEY: BatchIds((4, 0), None)})
     model.eval()
     model(x=2, **{BATCH_KEY: BatchIds((3, 1), None)})
@@ -136,7 +137,7 @@ def test_listeners_hear_training_batches_only():
 
 def test_the_callers_arguments_stay_as_they_are():
     model = Echo()
-    listen(IdChannel.of(model))
+    listen(TrainingSession.of(model))
     batch = {"x": 1, BATCH_KEY: BatchIds((4, 0), None)}
     model(**batch)
     assert batch == {"x": 1, BATCH_KEY: BatchIds((4, 0), None)}
@@ -144,9 +145,9 @@ def test_the_callers_arguments_stay_as_they_are():
 
 def test_a_model_has_one_channel_while_somebody_listens():
     model, other = Echo(), Echo()
-    channel = IdChannel.of(model)
-    assert IdChannel.of(model) is channel
-    assert IdChannel.of(other) is not channel
+    channel = TrainingSession.of(model)
+    assert TrainingSession.of(model) is channel
+    assert TrainingSession.of(other) is not channel
     first, second = [], []
     channel.subscribe(first.append)
     channel.subscribe(second.append)
@@ -157,12 +158,12 @@ def test_a_model_has_one_channel_while_somebody_listens():
     assert len(model._forward_pre_hooks) == 1
     channel.unsubscribe(second.append)
     assert len(model._forward_pre_hooks) == 0
-    assert IdChannel.of(model) is not channel
+    assert TrainingSession.of(model) is not channel
 
 
 def test_subscribing_twice_hears_once():
     model, heard = Echo(), []
-    channel = IdChannel.of(model)
+    channel = TrainingSession.of(model)
     listener = heard.append
     channel.subscribe(listener)
     channel.subscribe(listener)
@@ -172,7 +173,7 @@ def test_subscribing_twice_hears_once():
 
 def test_a_second_forward_of_the_same_batch_is_no_new_micro_batch():
     model = Echo()
-    heard = listen(IdChannel.of(model))
+    heard = listen(TrainingSession.of(model))
     first, equal = BatchIds((1, 2), None), BatchIds((1, 2), None)
     for ids in (first, first, equal):
         model(**{BATCH_KEY: ids})
@@ -196,14 +197,14 @@ LABELS = torch.tensor([[5, -100, 7, 8], [-100, -100, -100, 9]])
 )
 def test_tokens_that_carry_a_loss_are_counted(fields, tokens, labels):
     loader = DataLoader(Plain(2), batch_size=2, collate_fn=lambda items: dict(fields))
-    IdChannel(Echo()).install(loader)
+    IdChannel().install(loader)
     (batch,) = loader
     assert batch[BATCH_KEY] == BatchIds((0, 1), tokens, labels=labels)
 
 
 def test_two_models_hear_their_own_batches():
     one, two = Echo(), Echo()
-    heard_one, heard_two = listen(IdChannel.of(one)), listen(IdChannel.of(two))
+    heard_one, heard_two = listen(TrainingSession.of(one)), listen(TrainingSession.of(two))
     one(**{BATCH_KEY: BatchIds((1,), None)})
     two(**{BATCH_KEY: BatchIds((2,), None)})
     assert (heard_one, heard_two) == ([BatchIds((1,), None)], [BatchIds((2,), None)])
@@ -211,7 +212,7 @@ def test_two_models_hear_their_own_batches():
 
 def test_a_channel_does_not_keep_its_model_alive():
     model = Echo()
-    listen(IdChannel.of(model))
+    listen(TrainingSession.of(model))
     gone = weakref.ref(model)
     del model
     gc.collect()

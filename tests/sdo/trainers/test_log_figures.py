@@ -10,8 +10,8 @@ from analysis import Run, batch_coherence
 from diagnostics import log_scalars
 from sdo.embeddings.matrix import as_embeddings, within_batch_cosine
 from sdo.organizers.steps import Steps
-from sdo.trainers.ids import IdChannel
 from sdo.trainers.log_figures import ScalarLog
+from sdo.trainers.session import TrainingSession
 
 NAMES = ("within_batch_cosine", "batch_coherence", "coverage")
 
@@ -121,7 +121,7 @@ def test_a_log_of_the_users_own_is_kept(kit, tmp_path):
     seen = []
     before = trainer.log = lambda logs, *args: seen.append(dict(logs))
     log = log_scalars(trainer)
-    IdChannel.of(trainer.model).scalars.put("coverage", 0.5)
+    TrainingSession.of(trainer.model).figures.put("coverage", 0.5)
     trainer.log({"loss": 1.0})
     trainer.log({"eval_loss": 1.0})
     assert seen == [{"loss": 1.0, "sdo/coverage": 0.5}, {"eval_loss": 1.0}]
@@ -136,7 +136,7 @@ def test_a_wrapper_around_ours_keeps_working_after_detach(kit, tmp_path):
     log = log_scalars(trainer)
     inner = trainer.log
     trainer.log = later = lambda logs, *args: inner(logs, *args)
-    IdChannel.of(trainer.model).scalars.put("coverage", 0.5)
+    TrainingSession.of(trainer.model).figures.put("coverage", 0.5)
     log.detach()
     assert trainer.log is later
     trainer.log({"loss": 1.0})
