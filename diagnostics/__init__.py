@@ -9,11 +9,13 @@ from sdo.lazy import exports
 if TYPE_CHECKING:
     from diagnostics.examination.diagnosis import Diagnosis
     from diagnostics.examination.examine import doctor
+    from diagnostics.recording.loop import LoopRecorder, record
     from diagnostics.recording.recorder import GradientRecorder
     from diagnostics.signals.base import Signal
     from diagnostics.signals.registry import register_signal
     from diagnostics.signals.samples import Samples
     from diagnostics.signals.weight import Weight
+    from sdo.trainers.adapter import RunSettings
     from sdo.trainers.log_figures import log_scalars
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -21,10 +23,13 @@ else:
 __all__ = [
     "Diagnosis",
     "GradientRecorder",
+    "LoopRecorder",
+    "RunSettings",
     "Samples",
     "Signal",
     "Weight",
     "doctor",
     "log_scalars",
+    "record",
     "register_signal",
 ]

@@ -39,6 +39,8 @@ class Outcomes:
     ----------
     losses
         Of the step's micro-batches, as the trainer adds them up; None where losses are read off forward passes.
+    loss_is_given
+        Whether a loop told the loss of the step, since no forward pass did.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Outcomes:
         self._reader, self._current, self._log, self._evaluations = reader, current, log, evaluations
         self._held_out = HeldOut(self._kind, training.processes, LossReader(training.model, self._kind))
         self.losses: list[torch.Tensor] | None = [] if self._kind.loss_from == "step" else None
+        self.loss_is_given = False
 
     def begin_step(self) -> None:
         """Forget the losses of the step before."""
@@ -88,6 +91,9 @@ class Outcomes:
             found |= {name: value for name, value in scored.items() if name.startswith("score")}
             if scored.get("score"):
                 found.pop("score_reason", None)
+        if self.loss_is_given:
+            found = {name: words for name, words in found.items() if name != "loss_reason"}
+            found["loss"] = "as the loop gave it"
         if found != self._log.info.get("meaning"):
             self._log.update_info(meaning=found)
 

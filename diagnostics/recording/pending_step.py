@@ -75,6 +75,25 @@ class LoggedRow:
                 self._row = replace(row, loss=None if self._was_replaced(loss) else loss)
             self._logged_until = updates
 
+    def note_norm(self, norm: float, *, measured: bool) -> None:
+        """Put the norm of the gradient over all parameters into the row, before clipping.
+
+        Parameters
+        ----------
+        norm
+            As clipping returned it, or as it was measured.
+        measured
+            Whether it was measured behind clipping, if there was any: then it is known where nothing was clipped.
+        """
+        row, limit = self._row, self._max_grad_norm
+        if row is None:
+            return
+        clipped = row.clipped
+        if clipped is None and limit and (not measured or norm < limit * (1 - 1e-4)):
+            clipped = norm > limit
+        known = not measured or clipped is False or (clipped is None and not limit)
+        self._row = replace(row, grad_norm=norm if known else None, clipped=clipped)
+
     def _was_replaced(self, loss: float) -> bool:
         """Whether a logged loss of one step stands for one that was not finite.
 

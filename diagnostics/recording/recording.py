@@ -152,7 +152,7 @@ class Recording:
             self._learning_rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
             self._captures.before_update(self._processes.leads)  # by now the gradient is unscaled
 
-    def end_step(self, trainer_epoch: float, optimizer: Any, *, saving: bool, loss: float | None = None) -> None:
+    def end_step(self, trainer_epoch: float | None, optimizer: Any, *, saving: bool, loss: float | None = None) -> None:
         """Write the step's gradients and keep its row until the trainer has logged.
 
         Parameters
@@ -186,7 +186,8 @@ class Recording:
                 losses=self.outcomes.losses,
                 saving=saving,
             )
-            total = replace(total, loss=loss) if total.loss is None else total
+            if total.loss is None and loss is not None:
+                total, self.outcomes.loss_is_given = replace(total, loss=loss), True
             row = StepRow(
                 step=current.number,
                 organizer_epoch=self._organizer_epoch(),
@@ -223,6 +224,10 @@ class Recording:
     def note_log(self, updates: int, logs: dict[str, Any]) -> None:
         """Put what the trainer logs of one step into the step's row, see :meth:`LoggedRow.note`."""
         self._logged.note(updates, logs)
+
+    def note_norm(self, norm: float, *, measured: bool) -> None:
+        """Put the norm of the whole gradient into the step's row, see :meth:`LoggedRow.note_norm`."""
+        self._logged.note_norm(norm, measured=measured)
 
     def _require_signals(self) -> None:
         """After the first step every signal must have fired; silence is never written as zeros."""

@@ -76,7 +76,7 @@ class StepRow:
 
     step: int  # global_step before the update, from 0
     organizer_epoch: int | None
-    trainer_epoch: float
+    trainer_epoch: float | None
     loss: float | None
     learning_rate: float | None
     grad_norm: float | None  # as the trainer reports it: over all parameters, before clipping

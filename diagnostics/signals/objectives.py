@@ -6,6 +6,7 @@ returned for the same batch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
 from sdo.trainers.ids import IGNORED
 from sdo.trainers.trainer_types import PLAIN
@@ -73,8 +73,8 @@ def shifts_labels(model: nn.Module) -> bool:
     unwrapped: Any = model if unwrap is None else unwrap()
     if getattr(getattr(unwrapped, "config", None), "is_encoder_decoder", False):
         return False  # the decoder's inputs are the labels, shifted already
-    kind = loss_kind(unwrapped)
-    return kind is None or LOSS_MAPPING.get(kind) is ForCausalLMLoss
+    kind, known = loss_kind(unwrapped), _transformers_losses()
+    return kind is None or known.get(kind) is known.get("ForCausalLM")
 
 
 def loss_kind(model: nn.Module) -> str | None:
@@ -84,7 +84,16 @@ def loss_kind(model: nn.Module) -> str | None:
     """
     found: str | None = getattr(model, "loss_type", None)
     names = (cls.__name__ for cls in type(model).__mro__)
-    return found or next((kind for name in names for kind in LOSS_MAPPING if kind in name), None)
+    return found or next((kind for name in names for kind in _transformers_losses() if kind in name), None)
+
+
+def _transformers_losses() -> Mapping[str, Any]:
+    """The losses of transformers by their kind; none where it is not loaded, so that no model is of it."""
+    if "transformers" not in sys.modules:
+        return {}
+    from transformers.loss.loss_utils import LOSS_MAPPING
+
+    return dict(LOSS_MAPPING)
 
 
 def objectives(*, shifted: bool) -> Iterator[Objective]:

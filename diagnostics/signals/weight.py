@@ -6,12 +6,12 @@ It is caught at the parameter, since fused losses never call the head's module.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from accelerate.state import GradientState
 from torch import nn
 
 from diagnostics.signals.base import Capture, Measured, RowKind, Signal, SignalContext, StepFacts, StepGradient
@@ -78,6 +78,15 @@ def find_weight(model: nn.Module, name: str | None = None) -> NamedWeight:
         name = resolve_name(name, list(named), list(trainable), adapter_names(model))
     tied = tuple(n for n, p in named.items() if p is named[name] and n != name)
     return NamedWeight(name=name, parameter=named[name], tied=tied)
+
+
+def _accumulates() -> bool:
+    """Whether accelerate, where it is in use, holds the update back for another micro-batch.
+
+    In a loop without it each micro-batch may be the last; the sum after the last one stays.
+    """
+    accelerate: Any = sys.modules.get("accelerate.state")
+    return accelerate is not None and not accelerate.GradientState().sync_gradients
 
 
 @dataclass(frozen=True)
@@ -254,7 +263,7 @@ class WeightCapture(Capture):
     def _on_accumulated(self, parameter: torch.Tensor) -> None:
         """The running sum of the step; after its last micro-batch this is what the optimizer will be given."""
         _, micros = self.context.current()
-        if not micros or not GradientState().sync_gradients or parameter.grad is None:
+        if not micros or _accumulates() or parameter.grad is None:
             return
         with self.context.clock():
             if self.place is not None:

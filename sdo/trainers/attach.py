@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,15 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from sdo.embeddings.belonging import match_texts, misplaced, read_record
-from sdo.embeddings.matrix import within_batch_cosine
 from sdo.errors import InputError
 from sdo.organizers.plan import Organizer, Plan, describe_difference
 from sdo.trainers.checkpoints import dataset_digest
 from sdo.trainers.completions import follow_completions
 from sdo.trainers.ended import end_before_the_first_step, stop_at_once
 from sdo.trainers.generation import CompletionCount, GenerationLayout, GenerationSampler, continue_generation
-from sdo.trainers.ids import BatchIds
+from sdo.trainers.ledger import TrainedLedger
 from sdo.trainers.log_figures import log_scalars
 from sdo.trainers.processes import Processes
-from sdo.trainers.requirements import no_ids_came
 from sdo.trainers.row_ids import RETIRED, batch_samples, bound_plan, dataset_ids_of, trainer_refusals
 from sdo.trainers.sampler import OrganizedSampler, process_share
 from sdo.trainers.session import Schedule, TrainingSession
@@ -125,14 +121,15 @@ class Handle:
         self._session.ids.name_positions(dataset_ids, source)
         content = dataset_digest(trainer.train_dataset, dataset_ids)
         self._follower = None if layout is None else follow_completions(trainer)
-        self._callback = OrganizerCallback(plan, self._session, trainer, content)
+        self._ledger = TrainedLedger(plan, self._session, 1 if layout is None else layout.optimizer_steps)
+        self._callback = OrganizerCallback(plan, self._session, self._ledger, trainer, content)
         self._session.schedule = Schedule(
             plan,
-            self._callback.trained,
+            self._ledger.trained,
             owner=lambda: trainer.state,
             check=self._callback.require_fit,
             release=self._retire,
-            steps_per_batch=1 if layout is None else layout.optimizer_steps,
+            steps_per_batch=self._ledger.steps_per_batch,
         )
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
@@ -142,7 +139,7 @@ class Handle:
     @property
     def trained(self) -> NDArray[np.int64]:
         """The trained ledger, shape ``(n,)``, aligned with ``plan.ids``: updates that really happened."""
-        return self._callback.trained
+        return self._ledger.trained
 
     def detach(self) -> None:
         """Leave the trainer as it was before :func:`attach`; a second call changes nothing."""
@@ -152,7 +149,7 @@ class Handle:
         self._trainer.remove_callback(self._callback)
         self._log.detach()
         self._session.schedule = None
-        self._session.unsubscribe(self._callback.note_ids)
+        self._ledger.detach()
         if self._follower is not None:
             self._follower.detach()
         self._trainer = None
@@ -185,39 +182,37 @@ class Handle:
 
 
 class OrganizerCallback(TrainerCallback, ExportableState):
-    """Keeps the trained ledger, checks each step against the plan, and guards resuming.
+    """Keeps the trained ledger of a trainer, checks each step against the plan, and guards resuming.
 
     transformers stores its state in each checkpoint under the class's name.
     """
 
-    def __init__(self, plan: Plan, session: TrainingSession, trainer: Trainer, content: str | None = None) -> None:
-        self._plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        session: TrainingSession,
+        ledger: TrainedLedger,
+        trainer: Trainer,
+        content: str | None = None,
+    ) -> None:
+        self._plan, self._session, self._ledger = plan, session, ledger
         self._content = content
-        self._session = session
         self._trainer = trainer
-        self._ids: list[int] = []
         self._layout = GenerationLayout.of(trainer.args)
         self._completions: CompletionCount | None = None
-        self._skipped: list[int] = []
-        self._counted = -1  # the latest batch of the plan that is in the ledger
+        self._skipped: list[int] = []  # before the checkpoint that is resumed
         self._processes = Processes()
         self._ended = False
-        self.trained = np.zeros(len(plan.ids), dtype=np.int64)
-        session.subscribe(self.note_ids)
-
-    def note_ids(self, ids: BatchIds) -> None:
-        """Collect the ids of a micro-batch, as they came with the batch itself."""
-        self._ids.extend(ids.sample_ids)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must remember: what the plan is a function of, and updates that did not happen."""
         attributes: dict[str, Any] = {
             "plan": self._plan.describe(),
             "dataset": self._content,
-            "skipped_steps": list(self._skipped),
+            "skipped_steps": list(self._ledger.skipped),
         }
         if self._layout is not None:
-            attributes["steps_per_batch"] = self._session.steps_per_batch
+            attributes["steps_per_batch"] = self._ledger.steps_per_batch
         return {"args": {}, "attributes": attributes}
 
     def require_fit(self, args: Any, state: Any, loader: Any) -> None:
@@ -236,7 +231,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             raise InputError(f"the trainer now has {layout}; attach found {self._layout}; fix: attach after the change")
         self._skipped = []
         if state.global_step > 0:
-            self._skipped = _verify_checkpoint(state, self._plan, self._content, self._session.steps_per_batch)
+            self._skipped = _verify_checkpoint(state, self._plan, self._content, self._ledger.steps_per_batch)
         _check_drawn(loader, args)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -247,7 +242,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._processes.same(self._plan.fingerprint, "the plan")
         self._processes.same(self._content or "unknown", "the dataset")
         self.require_fit(args, state, kwargs["train_dataloader"])
-        self._count_trained(state.global_step)
+        self._ledger.resume(state.global_step, self._skipped)
         if self._layout is not None:
             self._completions = CompletionCount(self._layout)
             continue_generation(self._trainer, self._layout)
@@ -267,7 +262,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a step's list of ids."""
-        self._ids = []
+        self._ledger.begin_step()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the loss scale."""
@@ -275,50 +270,16 @@ class OrganizerCallback(TrainerCallback, ExportableState):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare what was trained with what was planned, then count it."""
-        step = state.global_step - 1
-        batch = step // self._session.steps_per_batch
-        planned = self._plan.batch(batch)
-        if not self._ids:
-            raise RuntimeError(f"step {step}: {no_ids_came()}")
+        step, ledger = state.global_step - 1, self._ledger
+        ledger.require_ids(step)
+        planned = ledger.planned(step)
         if self._completions is not None:
             # Each process shuffles its part of a generation batch, so that only all of them make it up.
-            ids = [i for part in self._processes.lists(self._ids) for i in part]
+            ids = [i for part in self._processes.lists(ledger.ids) for i in part]
             self._completions.check(step, ids, planned.tolist())
         else:
-            self._check_share(step, process_share(planned, int(args.train_batch_size), self._processes))
-        if self._session.update.skipped(step, kwargs.get("optimizer")):
-            self._skipped.append(step)
-        elif batch != self._counted:  # once, at its first update
-            self.trained[self._plan.positions(planned)] += 1
-            self._counted = batch
-        self._note_figures(planned)
-
-    def _check_share(self, step: int, expected: NDArray[np.int64]) -> None:
-        if sorted(self._ids) != sorted(expected.tolist()):
-            raise RuntimeError(
-                f"step {step} trained samples {sorted(self._ids)}, but the plan holds {sorted(expected.tolist())}; "
-                "something else changed the data loader of this trainer"
-            )
-
-    def _count_trained(self, steps: int) -> None:
-        """Set the ledger to what the steps before ``steps`` trained: the batches that had at least one update."""
-        each = self._session.steps_per_batch
-        batches = -(-steps // each)
-        self.trained[:] = self._plan.counts(batches)
-        self._counted = batches - 1
-        for batch, skipped in Counter(step // each for step in self._skipped).items():
-            if skipped == min(each, steps - batch * each):
-                self.trained[self._plan.positions(self._plan.batch(batch))] -= 1
-                if batch == self._counted:
-                    self._counted = -1
-
-    def _note_figures(self, batch: NDArray[np.int64]) -> None:
-        figures, embeddings = self._session.figures, self._plan.organizer.embeddings
-        figures.put("coverage", float((self.trained > 0).mean()))
-        if embeddings is not None:
-            cosine = float(within_batch_cosine(embeddings.unit, embeddings.valid, batch, np.array([0, len(batch)]))[0])
-            if not math.isnan(cosine):
-                figures.add("within_batch_cosine", cosine)
+            ledger.require_share(step, process_share(planned, int(args.train_batch_size), self._processes))
+        ledger.count(step, skipped=self._session.update.skipped(step, kwargs.get("optimizer")))
 
 
 def _check_drawn(loader: Any, args: Any) -> None:

@@ -29,7 +29,7 @@ def update_was_skipped(optimizer: Any, scale_before: float) -> bool:
     return bool(getattr(optimizer, "step_was_skipped", False)) or loss_scale(optimizer) < scale_before
 
 
-class Update:
+class CurrentUpdate:
     """The update under way, looked at once however many ask.
 
     Attributes

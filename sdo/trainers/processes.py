@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from accelerate.state import PartialState
 from numpy.typing import NDArray
 
 from sdo.errors import InputError
@@ -52,6 +51,13 @@ class Processes:
                 "accelerate launch"
             )
         return cls(rank=int(args.process_index), count=count)
+
+    @classmethod
+    def joined(cls) -> Processes:
+        """Return those that torch.distributed joins; one where it joins none."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return cls()
+        return cls(rank=torch.distributed.get_rank(), count=torch.distributed.get_world_size())
 
     @property
     def leads(self) -> bool:
@@ -169,5 +175,7 @@ def _device() -> torch.device:
     backend = str(torch.distributed.get_backend())
     if "gloo" in backend or "mpi" in backend:
         return torch.device("cpu")
-    device: torch.device = PartialState().device
-    return device
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from accelerate.state import AcceleratorState, DistributedType, is_initialized
 from torch.utils.data import IterableDataset
 
 from sdo.errors import InputError
@@ -106,12 +105,16 @@ def process_refusals(args: Any) -> Iterator[str]:
 
 
 def _uses_deepspeed(args: Any) -> bool:
+    from accelerate.state import AcceleratorState, DistributedType, is_initialized  # a loop may do without it
+
     asked = bool(getattr(args, "deepspeed", None)) or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
     return asked or (is_initialized() and AcceleratorState().distributed_type == DistributedType.DEEPSPEED)
 
 
 def _fsdp_version(args: Any) -> int | None:
     """The version of FSDP that a launch asks for, by arguments or by accelerate; None without FSDP."""
+    from accelerate.state import AcceleratorState, is_initialized
+
     plugin = getattr(AcceleratorState(), "fsdp_plugin", None) if is_initialized() else None
     if plugin is not None:
         return int(getattr(plugin, "fsdp_version", 1))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sdo.trainers.ids import IdChannel, Listener
-from sdo.trainers.loss_scaling import Update
+from sdo.trainers.loss_scaling import CurrentUpdate
 
 if TYPE_CHECKING:
     from sdo.organizers.plan import Plan
@@ -117,7 +117,7 @@ class TrainingSession:
     def __init__(self, model: nn.Module) -> None:
         self.ids = IdChannel()
         self.figures = StepFigures()
-        self.update = Update()
+        self.update = CurrentUpdate()
         self.schedule: Schedule | None = None
         self.follower: CompletionFollower | None = None
         self.recordings: list[tuple[object, Callable[[], None]]] = []

@@ -315,7 +315,7 @@ def test_a_generation_batch_is_an_exposure_unless_all_its_updates_were_skipped(t
     for step, skip in enumerate(skipped):
         planned = handle.plan.batch(step // 2).tolist()
         callback.on_step_begin(trainer.args, state, None)
-        callback.note_ids(SimpleNamespace(sample_ids=planned))
+        handle._ledger.note_ids(SimpleNamespace(sample_ids=planned))
         state.global_step += 1
         callback.on_step_end(trainer.args, state, None, optimizer=SimpleNamespace(step_was_skipped=skip))
         if step == 0:
@@ -327,7 +327,7 @@ def test_a_generation_batch_is_an_exposure_unless_all_its_updates_were_skipped(t
     assert handle.trained.tolist() == counted.tolist()
     # A checkpoint knows them too.
     state.stateful_callbacks["OrganizerCallback"] = callback.state()
-    callback.trained[:] = 0
+    handle.trained[:] = 0
     trainer.state.global_step = state.global_step
     with pytest.warns(UserWarning, match="generated anew"):
         callback.on_train_begin(trainer.args, state, None, train_dataloader=trainer.get_train_dataloader())
