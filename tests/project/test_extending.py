@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the extra train")
 
+from analysis import Run
 from diagnostics.signals import registry as signals
 from diagnostics.signals.registry import signals_of
 from sdo import SDO
@@ -27,7 +28,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     write_training(tmp_path / "runs" / "sdo")
     names = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         exec(compile(block, "extending.md", "exec"), names)  # noqa: S102 - the page's own code
     made = names["Windows"](SDO(MATRIX).embeddings, seed=3).plan(8)
@@ -37,6 +38,9 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert [a + b for a, b in zip(names["seen"][::2], names["seen"][1::2], strict=True)] == plan.batches(0, 5).tolist()
     assert names["state"]["step"] == 5
     assert signals_of(["embedded", "weight"])[1] == names["Embedded"]()
+    recorded = Run.open(tmp_path / "runs" / "loop").steps().to_pydict()
+    assert recorded["sample_ids"] == plan.batches(0, 5).tolist()
+    assert names["checkpoint"]["recorder"]["step"] == 5
     assert names["report"].numbers["sections"]["longest"]["state"] == "shown"
     assert not names["report"].failed
     argv = ["plan", "--embeddings", "E.npy", "--batch-size", "8", "--organizer", "windows", "--descending"]
