@@ -1,7 +1,10 @@
-"""The run folder's contract, as far as it is about names and numbers of rows: writer and readers check the same.
+"""The run folder's contract: its streams, their columns and types, the names of files, and what is checked.
 
-A part of ``steps/`` and ``gradients/<signal>/`` is named by the first and last step it holds; run.json counts under
-``rows`` what was written. What a folder lacks, or holds twice, is found here.
+The writer (``diagnostics.run_folder``) and the reader (``analysis.run_folder``) build their Parquet schemas from
+`STREAMS` (see :mod:`sdo.run_schema`). A new stream, or a new column of one, is one entry here.
+
+A part of a stream is a file named by the first and last step that it holds; run.json counts under ``rows`` what was
+written. What a folder lacks, or holds twice, is found here.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,150 @@ from sdo.errors import InputError
 
 FORMAT = "sdo-run"
 FORMAT_VERSION = 1
-STREAMS = ("steps", "exposure", "evaluations")  # and gradients/<signal>, of process 0
+GRADIENT_KINDS = ("step", "micro_batch", "sample")  # what a row of gradients/<signal> is the gradient of
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a stream.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    type
+        ``int32``, ``int64``, ``float64``, ``bool``, ``string``, ``ids`` (a list of int64) or ``sketch`` (as many
+        float32 as run.json says under the signal's ``stored``).
+    meaning
+        What a value is, with its unit.
+    nullable
+        Whether a value may be null.
+    later
+        Whether runs of earlier versions lack the column: it is read as null there.
+    """
+
+    name: str
+    type: str
+    meaning: str
+    nullable: bool = False
+    later: bool = False
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One table of a run folder: a folder of Parquet files.
+
+    Parameters
+    ----------
+    path
+        The folder; ``<signal>`` stands for the name of each signal.
+    row
+        What one row is.
+    columns
+        Its columns, in their order.
+    keys
+        The columns by which it is read sorted.
+    by_step
+        Whether each step's rows lie in one file. Such files are checked for steps that are missing or there twice.
+    after
+        Resuming at step s keeps the rows of steps below ``s + after``.
+    """
+
+    path: str
+    row: str
+    columns: tuple[Column, ...]
+    keys: tuple[str, ...]
+    by_step: bool = True
+    after: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(column.name for column in self.columns)
+
+
+_STEP = Column("step", "int64", "global_step before the update, from 0")
+STEPS = Stream(
+    "steps",
+    "one optimizer step",
+    (
+        _STEP,
+        Column("organizer_epoch", "int64", "epoch of the plan; null without an organizer", nullable=True),
+        Column("trainer_epoch", "float64", "epochs, as the trainer counts", nullable=True),
+        Column("loss", "float64", "the step's loss, as run.json says under its meaning", nullable=True),
+        Column("learning_rate", "float64", "of this update", nullable=True),
+        Column("grad_norm", "float64", "2-norm over all parameters before clipping, by the trainer", nullable=True),
+        Column("clipped", "bool", "whether the gradient was clipped", nullable=True),
+        Column("loss_scale", "float64", "factor on the loss under float16; 1 otherwise", nullable=True),
+        Column("skipped", "bool", "no update: a gradient overflowed under loss scaling", nullable=True, later=True),
+        Column("tokens", "int64", "trained tokens, over all processes"),
+        Column("seconds", "float64", "wall time without recorder_seconds", nullable=True),
+        Column("recorder_seconds", "float64", "host time of the recorder", nullable=True),
+        Column("sample_ids", "ids", "the samples that were trained"),
+    ),
+    keys=("step",),
+)
+GRADIENTS = Stream(
+    "gradients/<signal>",
+    "the gradient of a step, a micro-batch or a sample",
+    (
+        _STEP,
+        Column("kind", "string", "step, micro_batch or sample"),
+        Column("micro_batch", "int32", "its number within the step; null for a step", nullable=True),
+        Column("sample_ids", "ids", "the samples whose gradient it is"),
+        Column("tokens", "int64", "trained tokens of these samples"),
+        Column("norm", "float64", "exact 2-norm; null with a reason", nullable=True),
+        Column("norm_state", "string", "raw or clipped, scaled or not, in words"),
+        Column("reason", "string", "why the sketch is zeros; null for a usable gradient", nullable=True),
+        Column("sketch", "sketch", "the gradient itself, or its count-sketch"),
+    ),
+    keys=("step",),
+)
+EXPOSURE = Stream(
+    "exposure",
+    "one sample after one organizer epoch; counts since the beginning",
+    (
+        Column("organizer_epoch", "int64", "epoch of the plan"),
+        Column("sample_id", "int64", "the sample"),
+        Column("planned", "int64", "times in planned batches"),
+        Column("trained", "int64", "times in updates that happened"),
+        Column("in_pool", "bool", "whether it was in the epoch's pool"),
+    ),
+    keys=("organizer_epoch", "sample_id"),
+    by_step=False,
+)
+EVALUATIONS = Stream(
+    "evaluations",
+    "one score of one sample at one evaluation",
+    (
+        Column("step", "int64", "global_step at the evaluation: updates so far"),
+        Column("name", "string", "what was measured"),
+        Column("sample_id", "int64", "position in the evaluation set, or for reward the training prompt's id"),
+        Column("score", "float64", "the score; null where it is not finite", nullable=True),
+    ),
+    keys=("step", "name", "sample_id"),
+    by_step=False,
+    after=1,  # evaluation comes before saving
+)
+STREAMS = (STEPS, GRADIENTS, EXPOSURE, EVALUATIONS)
+
+
+def streams_of(signals: Iterable[str]) -> dict[str, Stream]:
+    """Return the streams of a run with these signals, by their folders.
+
+    Examples
+    --------
+    >>> list(streams_of(["hidden", "weight"]))
+    ['steps', 'gradients/hidden', 'gradients/weight', 'exposure', 'evaluations']
+    """
+    signals = list(signals)
+    found: dict[str, Stream] = {}
+    for stream in STREAMS:
+        names = signals if "<signal>" in stream.path else [""]
+        found |= {stream.path.replace("<signal>", name): stream for name in names}
+    return found
+
+
 _PART = re.compile(r"part-(?:r(\d+)-)?(\d{8,})-(\d{8,})\.parquet")
 
 

@@ -8,22 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sdo.run_format import EVALUATIONS, GRADIENTS, STEPS
+from sdo.run_schema import schema_of
+
 
 def gradient_table(rows, k):
     """Build a part's table from dicts with step, kind, sketch and what else differs from the defaults."""
-    schema = pa.schema(
-        [
-            ("step", pa.int64()),
-            ("kind", pa.string()),
-            ("micro_batch", pa.int32()),
-            ("sample_ids", pa.list_(pa.int64())),
-            ("tokens", pa.int64()),
-            ("norm", pa.float64()),
-            ("norm_state", pa.string()),
-            ("reason", pa.string()),
-            ("sketch", pa.list_(pa.float32(), k)),
-        ]
-    )
     filled = []
     for row in rows:
         sketch = np.asarray(row["sketch"], dtype=np.float32)
@@ -31,7 +21,7 @@ def gradient_table(rows, k):
         given = {"micro_batch": None, "sample_ids": [], "tokens": 10, "norm": norm, "norm_state": "raw"}
         given["reason"] = None if norm > 0 else "zero gradient"
         filled.append({**given, **row, "sketch": sketch.tolist()})
-    return pa.Table.from_pylist(filled, schema=schema)
+    return pa.Table.from_pylist(filled, schema=schema_of(GRADIENTS, k))
 
 
 @dataclass
@@ -92,11 +82,8 @@ class RunWriter:
             }
             for step, loss, batch in zip(steps, losses, batches, strict=True)
         ]
-        types = dict.fromkeys(("step", "organizer_epoch", "tokens"), pa.int64())
-        types |= {"clipped": pa.bool_(), "sample_ids": pa.list_(pa.int64())}
-        schema = pa.schema([(name, types.get(name, pa.float64())) for name in rows[0]])
         file = folder / f"part-{first:08d}-{last:08d}.parquet"
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), file)
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema_of(STEPS)), file)
         return file
 
     def evaluations(self, name, scores):
@@ -108,8 +95,7 @@ class RunWriter:
             for step, values in scores.items()
             for i, score in enumerate(values)
         ]
-        types = {"step": pa.int64(), "name": pa.string(), "sample_id": pa.int64(), "score": pa.float64()}
-        table = pa.Table.from_pylist(rows, schema=pa.schema(list(types.items())))
+        table = pa.Table.from_pylist(rows, schema=schema_of(EVALUATIONS))
         pq.write_table(table, folder / f"part-{min(scores):08d}-{max(scores):08d}.parquet")
         return self
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 
 from sdo.checks import integer_array
 from sdo.errors import InputError
-
-_PART_NAME = re.compile(r"part-r(\d+)-(\d+)-(\d+)\.parquet")
+from sdo.run_format import part_range
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +93,10 @@ class GradientRows:
 
 def rank_of(file: Path) -> int:
     """Return the process that wrote a part, from the file's name."""
-    match = _PART_NAME.fullmatch(file.name)
-    if match is None:
+    found = part_range(file.name)
+    if found is None:
         raise InputError(f"{file}: expected a name like part-r0-00000000-00000049.parquet")
-    return int(match[1])
+    return found[0]
 
 
 def sketches_of(column: Any, k: int, file: Path) -> NDArray[np.float32]:

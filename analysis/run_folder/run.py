@@ -22,41 +22,23 @@ import pyarrow.parquet as pq
 from analysis.run_folder.gradient_rows import GradientRows, concatenate, merge_ranks, rank_of, rows_of, sketches_of
 from analysis.run_folder.mapped import let_go, zeros
 from sdo.errors import InputError, suggest
-from sdo.run_format import FORMAT_VERSION, STREAMS, check_parts, check_rows, gaps_are_faults, read_run_json
+from sdo.run_format import (
+    EVALUATIONS,
+    EXPOSURE,
+    FORMAT_VERSION,
+    GRADIENT_KINDS,
+    GRADIENTS,
+    STEPS,
+    Stream,
+    check_parts,
+    check_rows,
+    gaps_are_faults,
+    read_run_json,
+    streams_of,
+)
+from sdo.run_schema import schema_of
 
-KINDS = ("step", "micro_batch", "sample")
-
-_STEPS = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("organizer_epoch", pa.int64()),
-        ("trainer_epoch", pa.float64()),
-        ("loss", pa.float64()),
-        ("learning_rate", pa.float64()),
-        ("grad_norm", pa.float64()),
-        ("clipped", pa.bool_()),
-        ("loss_scale", pa.float64()),
-        ("skipped", pa.bool_()),
-        ("tokens", pa.int64()),
-        ("seconds", pa.float64()),
-        ("recorder_seconds", pa.float64()),
-        ("sample_ids", pa.list_(pa.int64())),
-    ]
-)
-_LATER = ("skipped",)  # columns that earlier versions did not write: null
-_EXPOSURE = pa.schema(
-    [
-        ("organizer_epoch", pa.int64()),
-        ("sample_id", pa.int64()),
-        ("planned", pa.int64()),
-        ("trained", pa.int64()),
-        ("in_pool", pa.bool_()),
-    ]
-)
-_EVALUATIONS = pa.schema(
-    [("step", pa.int64()), ("name", pa.string()), ("sample_id", pa.int64()), ("score", pa.float64())]
-)
-_GRADIENT_COLUMNS = ["step", "kind", "micro_batch", "sample_ids", "tokens", "norm", "norm_state", "reason"]
+_GRADIENT_COLUMNS = [name for name in GRADIENTS.names if name != "sketch"]
 # Rows decoded at once: 512 sketches of 8192 entries are 16 MiB, whatever the size of the part.
 _READ_ROWS = 512
 
@@ -128,15 +110,15 @@ class Run:
 
     def steps(self) -> pa.Table:
         """Return one row a step: loss, learning rate, norms, tokens, seconds and sample ids."""
-        return self._table("steps", _STEPS, ("step",))
+        return self.table(STEPS)
 
     def exposure(self) -> pa.Table:
         """Return how often each sample was planned and trained, by organizer epoch."""
-        return self._table("exposure", _EXPOSURE, ("organizer_epoch", "sample_id"))
+        return self.table(EXPOSURE)
 
     def evaluations(self) -> pa.Table:
         """Return the logged evaluations: step, name, sample id, score."""
-        return self._table("evaluations", _EVALUATIONS, ("step", "name", "sample_id"))
+        return self.table(EVALUATIONS)
 
     def kinds(self, signal: str) -> dict[str, int]:
         """Return how many rows of each kind a signal has; kinds without rows are left out."""
@@ -220,10 +202,10 @@ class Run:
         for file in sorted(self.path.rglob("part-*.parquet")):
             stream = file.parent.relative_to(self.path).as_posix()
             count = _open(file).metadata.num_rows
-            if stream in STREAMS or file.name.startswith("part-r0-"):
+            if not stream.startswith("gradients/") or file.name.startswith("part-r0-"):
                 rows[stream] = rows.get(stream, 0) + count
         first = self.info.get("first_step")
-        for stream in ("steps", *(f"gradients/{signal}" for signal in self.signals)):
+        for stream in (name for name, one in streams_of(self.signals).items() if one.by_step):
             folder = self.path / stream
             names = sorted(file.name for file in folder.glob("part-*.parquet"))
             gaps = gaps_are_faults(self.info, stream)
@@ -234,21 +216,35 @@ class Run:
             raise InputError(f"{self.path} holds gradients and no steps: steps/ is missing; fix: put it back")
         check_rows(self.path, self.info, rows)
 
-    def _table(self, folder: str, schema: pa.Schema, keys: tuple[str, ...]) -> pa.Table:
-        tables = []
-        for file in sorted((self.path / folder).glob("part-*.parquet")):
-            known = [name for name in schema.names if name not in _LATER or name in _open(file).schema_arrow.names]
-            table = _read(file, known)
-            for name in schema.names:
-                if name not in known:
-                    table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
+    def table(self, stream: Stream) -> pa.Table:
+        """Return the rows of a stream other than gradients, sorted by its keys.
+
+        Parameters
+        ----------
+        stream
+            One of :data:`sdo.run_format.STREAMS`. A column that an earlier version did not write is null.
+
+        Raises
+        ------
+        InputError
+            If a part cannot be read, lacks a column, or holds other types or nulls than the contract says.
+        """
+        schema, tables = schema_of(stream), []
+        later = {column.name for column in stream.columns if column.later}
+        for file in sorted((self.path / stream.path).glob("part-*.parquet")):
+            known = later & set(_open(file).schema_arrow.names) | set(schema.names) - later
+            table = _read(file, [name for name in schema.names if name in known])
+            for name in later - known:
+                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
             try:
                 tables.append(table.select(schema.names).cast(schema))
-            except pa.ArrowException as error:
-                raise InputError(f"{file}: {error}") from error
+            except (pa.ArrowException, ValueError) as error:
+                raise InputError(
+                    f"{file}: {error}; expected the columns of {stream.path}/ as they are written"
+                ) from error
         if not tables:
             return schema.empty_table()
-        return pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys])
+        return pa.concat_tables(tables).sort_by([(key, "ascending") for key in stream.keys])
 
     def _stored(self, signal: str) -> int:
         stored = self.info["signals"][signal].get("stored")
@@ -257,8 +253,8 @@ class Run:
         return stored
 
     def _gradient_files(self, signal: str, kind: str = "step") -> list[Path]:
-        if kind not in KINDS:
-            raise InputError(f"unknown kind {kind!r}; expected one of {', '.join(KINDS)}")
+        if kind not in GRADIENT_KINDS:
+            raise InputError(f"unknown kind {kind!r}; expected one of {', '.join(GRADIENT_KINDS)}")
         folder = self.path / "gradients"
         files = {name: sorted((folder / name).glob("part-*.parquet")) for name in self.signals}
         if not any(files.values()):

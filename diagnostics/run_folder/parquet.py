@@ -1,6 +1,6 @@
-"""The Parquet files of a run folder: their columns, and how they are written and cut, never being half there.
+"""The Parquet files of a run folder: how they are written and cut, never being half there.
 
-A part is named by the first and last step it holds; the writer is `diagnostics.run_folder.writer.RunLog`.
+Their columns are those of `sdo.run_format`; the writer is `diagnostics.run_folder.writer.RunLog`.
 """
 
 from __future__ import annotations
@@ -20,29 +20,6 @@ from sdo.run_format import part_range
 
 EXPOSURE_KEY = b"sdo.step"  # in an exposure part's metadata: the number of steps up to which it counts
 _EXPOSURE_PART = re.compile(r"part-(\d{5,})\.parquet")
-
-
-def _schema(fields: str) -> pa.Schema:
-    """Return the schema of "name type, …"; a type that ends in "?" may be null."""
-    made = []
-    for field in fields.split(","):
-        name, kind = field.split()
-        dtype = pa.list_(pa.int64()) if kind == "ids" else pa.type_for_alias(kind.rstrip("?"))
-        made.append(pa.field(name, dtype, nullable=kind.endswith("?")))
-    return pa.schema(made)
-
-
-STEPS = _schema(
-    "step int64, organizer_epoch int64?, trainer_epoch float64?, loss float64?, learning_rate float64?, "
-    "grad_norm float64?, clipped bool?, loss_scale float64?, skipped bool?, tokens int64, seconds float64?, "
-    "recorder_seconds float64?, sample_ids ids"
-)
-GRADIENTS = _schema(  # and the sketch, whose length is the signal's
-    "step int64, kind string, micro_batch int32?, sample_ids ids, tokens int64, norm float64?, "
-    "norm_state string, reason string?"
-)
-EXPOSURE = _schema("organizer_epoch int64, sample_id int64, planned int64, trained int64, in_pool bool")
-EVALUATIONS = _schema("step int64, name string, sample_id int64, score float64?")
 
 
 def write_durably(target: Path, write: Callable[[Any], object]) -> None:
@@ -68,7 +45,7 @@ def write_table(target: Path, table: pa.Table) -> None:
     compression = {_parquet_path(field): "zstd" for field in table.schema}
     if "sketch" in table.column_names:
         compression[_parquet_path(table.schema.field("sketch"))] = "none"
-    dictionary = [name for name in ("kind", "norm_state", "reason", "name") if name in table.column_names]
+    dictionary = [field.name for field in table.schema if pa.types.is_string(field.type)]
     write_durably(target, lambda file: pq.write_table(table, file, compression=compression, use_dictionary=dictionary))
 
 

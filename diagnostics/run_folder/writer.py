@@ -35,11 +35,7 @@ import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from diagnostics.run_folder.parquet import (
-    EVALUATIONS,
-    EXPOSURE,
     EXPOSURE_KEY,
-    GRADIENTS,
-    STEPS,
     append_part,
     check_steps,
     drop_evaluation,
@@ -53,10 +49,23 @@ from diagnostics.run_folder.parquet import (
     write_table,
 )
 from sdo.errors import InputError
-from sdo.run_format import FORMAT, FORMAT_VERSION, STREAMS, check_parts, check_rows, gaps_are_faults, read_run_json
+from sdo.run_format import (
+    EVALUATIONS,
+    EXPOSURE,
+    FORMAT,
+    FORMAT_VERSION,
+    GRADIENT_KINDS,
+    GRADIENTS,
+    STEPS,
+    check_parts,
+    check_rows,
+    gaps_are_faults,
+    read_run_json,
+    streams_of,
+)
+from sdo.run_schema import schema_of
 
 FLUSH_STEPS, FLUSH_SECONDS = 50, 60.0
-KINDS = ("step", "micro_batch", "sample")
 _OWN_KEYS = ("format", "format_version", "created", "status")
 _SIGNAL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -153,7 +162,8 @@ class RunLog:
         self._steps: list[StepRow] = []
         self._gradients: dict[str, list[tuple[GradientRow, NDArray[np.float32]]]] = {}
         self._exposure: dict[int, pa.Table] = {}
-        self._evaluations: list[pa.Table] = []
+        self._streams = streams_of(self._stored)
+        self._tables: dict[str, list[pa.Table]] = {}  # of streams that need no more than to be appended to
         self._resumed_at = -1
         self._replaced: set[str] = set()  # evaluations at that step that this session has written
         self._buffered_steps: set[int] = set()
@@ -254,10 +264,8 @@ class RunLog:
         for pattern in (".run.json.tmp", "*/.part-*.parquet.tmp", "gradients/*/.part-*.parquet.tmp"):
             for temporary in folder.glob(pattern):
                 temporary.unlink()
-        truncate(folder / "steps", step)
-        for signal in log._stored:
-            truncate(folder / "gradients" / signal, step)
-        truncate(folder / "evaluations", step + 1)
+        for name, stream in log._streams.items():
+            truncate(folder / name, step + stream.after)
         log._resumed_at = step
         drop_exposure(folder / "exposure", step, log._epoch_ends)
         log.update_info(
@@ -270,7 +278,7 @@ class RunLog:
 
     def _check_whole(self, first: int, step: int) -> None:
         """Refuse to continue a folder that has lost or doubled something of the steps before ``step``."""
-        for stream in ("steps", *(f"gradients/{signal}" for signal in self._stored)):
+        for stream in (name for name, one in self._streams.items() if one.by_step):
             folder = self.path / stream
             names = [part.name for _, _, part in list_parts(folder)]
             gaps = gaps_are_faults(self.info, stream)
@@ -295,10 +303,6 @@ class RunLog:
 
     def _rows_of(self, stream: str) -> int:
         return sum(read_rows(part) for part in own_parts(self.path / stream, rank=0))
-
-    @property
-    def _streams(self) -> list[str]:
-        return [*STREAMS, *(f"gradients/{signal}" for signal in self._stored)]
 
     def add_step(self, row: StepRow) -> None:
         """Buffer one step's row. Numbers that are not finite become null."""
@@ -333,8 +337,8 @@ class RunLog:
             raise ValueError(f"unknown signal {signal!r}; run.json has {sorted(self._stored)}")
         if sketch.shape != (stored,) or sketch.dtype != np.float32:
             raise ValueError(f"{signal}: sketch is {sketch.dtype} {sketch.shape}; expected float32 ({stored},)")
-        if row.kind not in KINDS:
-            raise ValueError(f"{signal}: kind is {row.kind!r}; expected one of {KINDS}")
+        if row.kind not in GRADIENT_KINDS:
+            raise ValueError(f"{signal}: kind is {row.kind!r}; expected one of {GRADIENT_KINDS}")
         if row.norm is None and row.reason is None:
             raise ValueError(f"{signal}: step {row.step} has no norm and no reason")
         norm, reason = row.norm, row.reason
@@ -375,7 +379,7 @@ class RunLog:
         arrays = {name: np.asarray(column) for name, column in columns.items()}
         epochs = np.full(len(arrays["sample_id"]), organizer_epoch)
         counted = self._epoch_ends.get(organizer_epoch, max(self._epoch_ends.values(), default=0))
-        schema = EXPOSURE.with_metadata({EXPOSURE_KEY: str(counted).encode()})
+        schema = schema_of(EXPOSURE).with_metadata({EXPOSURE_KEY: str(counted).encode()})
         self._exposure[organizer_epoch] = pa.table({"organizer_epoch": epochs, **arrays}, schema=schema)
 
     def add_evaluation(self, step: int, name: str, sample_ids: ArrayLike, scores: ArrayLike) -> None:
@@ -390,17 +394,23 @@ class RunLog:
         sample_ids, scores
             (M,) int64 and (M,) float64; a score that is not finite becomes null.
         """
-        if self._rank != 0:
-            return
         ids, values = np.asarray(sample_ids, np.int64), np.asarray(scores, np.float64)
         score = pa.array(values, mask=~np.isfinite(values))
-        columns = {
-            "step": np.full(len(ids), step),
-            "name": [name] * len(ids),
-            "sample_id": ids,
-            "score": score,
-        }
-        self._evaluations.append(pa.table(columns, schema=EVALUATIONS))
+        named = {"step": np.full(len(ids), step), "name": [name] * len(ids)}
+        self.add_rows(EVALUATIONS.path, {**named, "sample_id": ids, "score": score})
+
+    def add_rows(self, stream: str, columns: Mapping[str, Any]) -> None:
+        """Buffer rows of a stream that is a table and no more, as evaluations are; call it between steps.
+
+        Parameters
+        ----------
+        stream
+            Its folder, as `sdo.run_format` names it.
+        columns
+            Column name to (M,) values; ``step`` is among them.
+        """
+        if self._rank == 0:
+            self._tables.setdefault(stream, []).append(pa.table(dict(columns), schema=schema_of(self._streams[stream])))
 
     def update_info(self, **changes: Any) -> None:
         """Set keys of run.json and rewrite it atomically; nothing changes if a value cannot be written."""
@@ -418,7 +428,7 @@ class RunLog:
 
     def flush(self) -> None:
         """Write all that is buffered. Steps go last: a stored step has its gradients stored; then run.json counts."""
-        written = bool(self._gradients or self._exposure or self._evaluations or self._steps)
+        written = self._buffered
         rows = dict(self.info.get("rows") or {})
         for signal in list(self._gradients):
             table = _gradient_table(self._gradients[signal], self._stored[signal])
@@ -430,19 +440,15 @@ class RunLog:
             folder.mkdir(parents=True, exist_ok=True)
             write_table(folder / f"part-{epoch:05d}.parquet", self._exposure[epoch])
             del self._exposure[epoch]
-        if self._evaluations:
-            table = pa.concat_tables(self._evaluations)
-            # A resumed run may evaluate once more at the step of its checkpoint: the newer one counts.
-            again = set(table.filter(pc.equal(table["step"], self._resumed_at))["name"].to_pylist())
-            if again - self._replaced and rows.get("evaluations"):
-                self.update_info(rows={**rows, "evaluations": 0})  # a kill in between must not look like a loss
-            for name in again - self._replaced:
-                drop_evaluation(self.path / "evaluations", self._resumed_at, name)
-            self._replaced |= again
-            append_part(self.path / "evaluations", "part-", table)
-            self._evaluations.clear()
+        for stream in list(self._tables):
+            table = pa.concat_tables(self._tables[stream])
+            if stream == EVALUATIONS.path:
+                self._drop_replaced(table, rows)
+            append_part(self.path / stream, "part-", table)
+            rows[stream] = rows.get(stream, 0) + table.num_rows
+            del self._tables[stream]
         if self._steps:
-            table = pa.Table.from_pylist([_finite(asdict(row)) for row in self._steps], schema=STEPS)
+            table = pa.Table.from_pylist([_finite(asdict(row)) for row in self._steps], schema=schema_of(STEPS))
             append_part(self.path / "steps", "part-", table)
             rows["steps"] = rows.get("steps", 0) + table.num_rows
             self._steps.clear()
@@ -452,6 +458,15 @@ class RunLog:
             self.update_info(rows={stream: rows.get(stream, 0) for stream in self._streams})
         self._buffered_steps.clear()
         self._flushed_at = self._clock()
+
+    def _drop_replaced(self, table: pa.Table, rows: Mapping[str, int]) -> None:
+        """Make room for evaluations at the step of the checkpoint: a resumed run makes them again, and these count."""
+        again = set(table.filter(pc.equal(table["step"], self._resumed_at))["name"].to_pylist()) - self._replaced
+        if again and rows.get(EVALUATIONS.path):
+            self.update_info(rows={**rows, EVALUATIONS.path: 0})  # a kill in between must not look like a loss
+        for name in again:
+            drop_evaluation(self.path / EVALUATIONS.path, self._resumed_at, name)
+        self._replaced |= again
 
     def close(self, status: str = "finished") -> None:
         """Flush and set the status: "finished" or "failed". The log can still be used afterwards."""
@@ -463,8 +478,11 @@ class RunLog:
     @property
     def is_empty(self) -> bool:
         """Whether no row was given to it, and none of before is on disk."""
-        buffered = self._steps or self._gradients or self._exposure or self._evaluations
-        return not buffered and next(self.path.rglob("part-*.parquet"), None) is None
+        return not self._buffered and next(self.path.rglob("part-*.parquet"), None) is None
+
+    @property
+    def _buffered(self) -> bool:
+        return bool(self._steps or self._gradients or self._exposure or self._tables)
 
     def withdraw(self) -> None:
         """Give up a folder in which nothing was recorded, so that another run can begin there."""
@@ -484,9 +502,9 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gradient_table(rows: list[tuple[GradientRow, NDArray[np.float32]]], stored: int) -> pa.Table:
-    small = pa.Table.from_pylist([asdict(row) for row, _ in rows], schema=GRADIENTS)
+    small = pa.Table.from_pylist([asdict(row) for row, _ in rows], schema=schema_of(GRADIENTS))
     values = pa.array(np.concatenate([sketch for _, sketch in rows]))
-    field = pa.field("sketch", pa.list_(pa.float32(), stored), nullable=False)
+    field = schema_of(GRADIENTS, stored).field("sketch")
     return small.append_column(field, pa.FixedSizeListArray.from_arrays(values, stored))
 
 

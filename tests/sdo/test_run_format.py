@@ -5,9 +5,26 @@ from pathlib import Path
 import pytest
 
 from sdo import InputError
-from sdo.run_format import check_parts, check_rows, part_range, read_run_json
+from sdo.run_format import STREAMS, check_parts, check_rows, part_range, read_run_json
 
 FOLDER = Path("run/steps")
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_table_in_the_readme_is_the_contract():
+    text = README.read_text(encoding="utf-8")
+    table = text[text.index("| path | a row is | columns |") :].split("\n\n")[0].splitlines()[3:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert [row[0] for row in rows] == [f"`{stream.path}/`" for stream in STREAMS]
+    for (_, row, columns), stream in zip(rows, STREAMS, strict=True):
+        assert row.startswith(stream.row)
+        assert columns == ", ".join(stream.names)
+
+
+def test_streams_are_sorted_by_columns_of_theirs_and_say_what_each_holds():
+    for stream in STREAMS:
+        assert set(stream.keys) <= set(stream.names)
+        assert all(column.meaning and (column.nullable or not column.later) for column in stream.columns)
 
 
 def parts(*ranges, rank=""):
