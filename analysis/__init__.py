@@ -2,63 +2,100 @@
 
 from __future__ import annotations
 
-from analysis.balance.cluster_balance import cluster_balance, compare_balance
-from analysis.balance.cluster_texts import Prompts
-from analysis.balance.clusters import Clustering, cluster, duplicate_groups, given_labels, read_labels
-from analysis.balance.metrics import wilson
-from analysis.balance.plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
-from analysis.balance.predictions import Predictions, read_all_predictions, read_predictions
-from analysis.balance.results import Balance, BalanceComparison, Difference, Homogeneity, MetricBalance
-from analysis.balance.summary import BalanceSummary, summarise_balance
-from analysis.coherence.cosines import (
-    BatchCoherence,
-    CoherenceBlocks,
-    StepSummary,
-    batch_coherence,
-    mean_pairwise_cosine,
-    step_coherence,
-    step_coherence_blocks,
-    step_summary,
-)
-from analysis.coherence.gram import (
-    conflict_share,
-    gradient_confusion,
-    gradient_diversity,
-    gram_matrix,
-    gram_measures,
-    m_coherence,
-    noise_scale,
-)
-from analysis.coherence.plots import batch_coherence_series, coherence_heat_maps, heat_map, shared_limit
-from analysis.coherence.study import SignalCoherence, run_coherence
-from analysis.drawing import save
-from analysis.estimates import Estimate, Spread, describe
-from analysis.exposure.ledger import Exposure, exposure_entry, gini, plan_exposure, run_exposure
-from analysis.exposure.plots import coverage_curves, exposure_histogram, seed_differences
-from analysis.locality.plots import locality_cloud, locality_series, signal_clouds
-from analysis.locality.redraw_tests import Association
-from analysis.locality.sample_pairs import (
-    SamplePairs,
-    Slope,
-    all_pairs,
-    binned_pairs,
-    mantel_test,
-    pair_slope,
-    pairs_within_steps,
-)
-from analysis.locality.study import RunLocality, SignalLocality, run_locality
-from analysis.run_folder.gradient_rows import GradientRows
-from analysis.run_folder.run import Run
-from analysis.seeds.compare import (
-    PairedComparison,
-    Pairing,
-    SeedComparison,
-    UnpairedComparison,
-    compare_paired,
-    compare_seeds,
-    compare_unpaired,
-    pair_runs,
-)
+from typing import TYPE_CHECKING
+
+from sdo.lazy import exports
+
+if TYPE_CHECKING:
+    from analysis.balance import (
+        Balance,
+        BalanceComparison,
+        BalanceSummary,
+        Clustering,
+        Difference,
+        Homogeneity,
+        MetricBalance,
+        Predictions,
+        Prompts,
+        cluster,
+        cluster_balance,
+        cluster_sizes,
+        compare_balance,
+        dumbbell,
+        duplicate_groups,
+        given_labels,
+        lorenz,
+        ranked_clusters,
+        read_all_predictions,
+        read_labels,
+        read_predictions,
+        summarise_balance,
+        wilson,
+    )
+    from analysis.coherence import (
+        BatchCoherence,
+        CoherenceBlocks,
+        SignalCoherence,
+        StepSummary,
+        batch_coherence,
+        batch_coherence_series,
+        coherence_heat_maps,
+        conflict_share,
+        gradient_confusion,
+        gradient_diversity,
+        gram_matrix,
+        gram_measures,
+        heat_map,
+        m_coherence,
+        mean_pairwise_cosine,
+        noise_scale,
+        run_coherence,
+        shared_limit,
+        step_coherence,
+        step_coherence_blocks,
+        step_summary,
+    )
+    from analysis.drawing import save
+    from analysis.estimates import Estimate, Spread, describe
+    from analysis.exposure import (
+        Exposure,
+        coverage_curves,
+        exposure_entry,
+        exposure_histogram,
+        gini,
+        plan_exposure,
+        run_exposure,
+        seed_differences,
+    )
+    from analysis.locality import (
+        Association,
+        RunLocality,
+        SamplePairs,
+        SignalLocality,
+        Slope,
+        all_pairs,
+        binned_pairs,
+        locality_cloud,
+        locality_series,
+        mantel_test,
+        pair_slope,
+        pairs_within_steps,
+        run_locality,
+        signal_clouds,
+    )
+    from analysis.run_folder import GradientRows, Run
+    from analysis.seeds import (
+        PairedComparison,
+        Pairing,
+        SeedComparison,
+        UnpairedComparison,
+        compare_paired,
+        compare_seeds,
+        compare_unpaired,
+        pair_runs,
+    )
+else:
+    __getattr__, __dir__ = exports(__name__)
 
 __all__ = [
     "Association",

@@ -3,7 +3,7 @@
 Run: ``python -m benchmarks.smollm2.prepare MODEL`` once, then
 ``python -m benchmarks.recorder_overhead MODEL GSM8K/train.jsonl [--rounds 12]``.
 
-Four TRL trainers, one plain and three recorded, take their steps in turn: in each round all train the same 8 rows on
+Five TRL trainers, one plain and four recorded, take their steps in turn: in each round all train the same 8 rows on
 the same weights, one after the other, so that a busy machine hits all alike. bf16 autocast; plain SGD instead of AdamW,
 which makes a step a little shorter and the recorder's share larger. Three figures a variant: the median over the rounds
 of its step minus the plain one of the same round, in wall seconds and in CPU seconds over all threads, and the time
@@ -14,6 +14,7 @@ steps, in which the recorder compares its sketches with the gradients, train on 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import threading
@@ -30,13 +31,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from benchmarks.results import peak_gib, save
 
 ROWS, UNCOUNTED = 8, 10
+LAST_FOUR = "model.layers.2[6-9].mlp.down_proj.weight"  # of 30 layers, 576 x 1,536 each
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "weight": {"signals": ["weight"]},  # the last matrix: down_proj of the last layer, 576 x 1,536
     "head": {"signals": ["weight"], "weight": "model.embed_tokens.weight"},  # SmolLM2 ties its head to it
     "hidden": {"signals": ["hidden"], "sample_every": 1},
+    "samples": {"signals": [f"samples:{LAST_FOUR}"], "sample_every": 1, "sketch_size": 4096},
 }
-BARS = {"weight": 0.02, "head": 0.10, "hidden": 0.08}
+BARS = {"weight": 0.02, "head": 0.10, "hidden": 0.08, "samples": 0.10}
 
 
 class Turns:
@@ -285,6 +288,77 @@ def head_error(folder: Path, data: list[dict[str, str]], hashes: int) -> dict[st
     return found
 
 
+def samples_error(folder: Path, data: list[dict[str, str]], hashes: int, k: int = 4096) -> dict[str, Any]:
+    """Compare sketched with exact cosines of the gradients of single samples, over several hash functions.
+
+    Exact gradients come from a backward pass of each sample alone, sketches from one pass of a batch of all of them.
+
+    Parameters
+    ----------
+    folder, data, hashes
+        As in :func:`head_error`; all rows of `data` are one batch.
+    k
+        Length of the sketches.
+
+    Returns
+    -------
+    dict
+        ``rmse``, ``largest_rmse`` (of a hash function), ``worst`` (pair), the number of ``pairs``, the range of their
+        ``cosines``, and how far the norms were off, ``norm_error``.
+    """
+    import torch
+
+    from diagnostics.signals import MicroBatch, Samples, SignalContext
+    from diagnostics.sketches.count_sketch import GradientSketch
+    from sdo.trainers.ids import BatchIds
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.padding_side = "right"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    ids = BatchIds(tuple(range(len(data))), (1,) * len(data))
+
+    def backward(rows: list[dict[str, str]]) -> None:
+        inputs = tokenizer([one["prompt"] + one["completion"] for one in rows], return_tensors="pt", padding=True)
+        labels = inputs.input_ids.masked_fill(inputs.attention_mask == 0, -100)
+        for i, one in enumerate(rows):
+            labels[i, : len(tokenizer(one["prompt"]).input_ids)] = -100
+        model.zero_grad(set_to_none=True)
+        model(**inputs, labels=labels, num_items_in_batch=torch.tensor(1)).loss.backward()
+
+    micro = MicroBatch(ids)
+    context = SignalContext(model, lambda: (0, [micro]), contextlib.nullcontext, k=k, sample_every=1)
+    captures = [Samples(LAST_FOUR, name=str(seed)).of(context) for seed in range(hashes)]
+    for seed, capture in enumerate(captures):
+        capture.sketch, capture.check = GradientSketch(capture.sketch.shape, k=k, seed=seed), None
+        capture.register()
+    backward(data)
+    found = [list(capture.samples(micro) or []) for capture in captures]
+    sketches = torch.stack([torch.stack([sketch for sketch, _ in one]) for one in found]).double()
+    norms = torch.tensor([float(norm or 0) for _, norm in found[0]])
+    for capture in captures:
+        capture.remove()
+    parameters = dict(model.named_parameters())
+    exact = []
+    for row in data:
+        backward([row])
+        exact.append(torch.cat([parameters[name].grad.double().flatten() for name in captures[0].layers.names]))
+    own = torch.stack([one.norm() for one in exact])
+    unit = torch.stack(exact) / own[:, None]
+    one, two = np.triu_indices(len(data), 1)
+    cosines = (unit @ unit.T).numpy()[one, two]
+    sketches = torch.nn.functional.normalize(sketches, dim=-1)
+    errors = (sketches @ sketches.transpose(1, 2)).numpy()[:, one, two] - cosines
+    return {
+        "k": k,
+        "pairs": len(one),
+        "rmse": float(np.sqrt(np.mean(errors**2))),
+        "largest_rmse": float(np.sqrt(np.mean(errors**2, axis=1)).max()),
+        "worst": float(np.abs(errors).max()),
+        "cosines": [float(cosines.min()), float(cosines.max())],
+        "norm_error": float((norms / own - 1).abs().max()),
+    }
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -305,6 +379,14 @@ def main(argv: list[str] | None = None) -> None:
             f"with cosines from {low:.3f} to {high:.3f}: rmse {one['rmse']:.4f} (bar 0.012), worst hash function "
             f"{one['largest_rmse']:.4f}, worst pair {one['worst']:.4f}"
         )
+    samples = samples_error(args.model, data[UNCOUNTED * ROWS :][:24], args.hashes)
+    low, high = samples["cosines"]
+    print(
+        f"gradients of 24 single samples, the last four down_proj, k = {samples['k']}, {args.hashes} hash functions x "
+        f"{samples['pairs']} pairs with cosines from {low:.3f} to {high:.3f}: rmse {samples['rmse']:.4f} (bar 0.02), "
+        f"worst hash function {samples['largest_rmse']:.4f}, worst pair {samples['worst']:.4f}; norms differ by "
+        f"{samples['norm_error']:.1e}"
+    )
     result = overhead(args.model, data[: (UNCOUNTED + args.rounds) * ROWS])
     print(f"plain step of {ROWS} rows: {result['plain_seconds']:.2f} s (median of {result['rounds']})")
     for name, bar in BARS.items():
@@ -313,7 +395,10 @@ def main(argv: list[str] | None = None) -> None:
             f"{name:7} adds {one['difference']:+.2%} of the step, {one['difference_cpu']:+.2%} in CPU time, "
             f"{one['own_clock']:.2%} ({1e3 * one['own_seconds']:.0f} ms) by its own clock (bar {bar:.0%})"
         )
-    save("recorder-overhead", {**result, "head_sketch_error": error, "peak_gib": round(peak_gib(), 2)})
+    save(
+        "recorder-overhead",
+        {**result, "head_sketch_error": error, "samples_error": samples, "peak_gib": round(peak_gib(), 2)},
+    )
 
 
 if __name__ == "__main__":

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from sdo.errors import absent_package
+from typing import TYPE_CHECKING
 
-try:
+from sdo.lazy import exports
+
+if TYPE_CHECKING:
     from diagnostics.examination.diagnosis import Diagnosis
     from diagnostics.examination.examine import doctor
     from diagnostics.recording.recorder import GradientRecorder
+    from diagnostics.signals.base import Signal
+    from diagnostics.signals.registry import register_signal
+    from diagnostics.signals.samples import Samples
+    from diagnostics.signals.weight import Weight
     from sdo.trainers.log_figures import log_scalars
-except ModuleNotFoundError as error:
-    absent = absent_package(error)
-    if absent not in ("torch", "transformers", "accelerate"):
-        raise
-    needed = f"diagnostics needs {absent}; fix: pip install 'sdo-toolkit[train]'"
-    raise ModuleNotFoundError(needed, name=absent) from None
+else:
+    __getattr__, __dir__ = exports(__name__)
 
-__all__ = ["Diagnosis", "GradientRecorder", "doctor", "log_scalars"]
+__all__ = [
+    "Diagnosis",
+    "GradientRecorder",
+    "Samples",
+    "Signal",
+    "Weight",
+    "doctor",
+    "log_scalars",
+    "register_signal",
+]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,12 @@ from torch import nn
 
 from diagnostics.examination.micro_step import fetch, forward_backward, listening, refused_as_training_would, untouched
 from diagnostics.recording.gradient_rows import make_row
-from diagnostics.signals.head import Tap
+from diagnostics.signals.base import Capture, Signal, SignalContext
+from diagnostics.signals.captures import Captures
 from diagnostics.signals.losses import LossReader
+from diagnostics.signals.micro_batch import MicroBatch
 from diagnostics.signals.objectives import shifts_labels
-from diagnostics.signals.taps import Taps, tap_makers
-from diagnostics.signals.weight import DEFAULT_SIGNALS, SILENT, MicroBatch, WeightTap, find_decoder
+from diagnostics.signals.registry import DEFAULT_SIGNALS, signals_of
 from sdo.errors import InputError
 from sdo.trainers.ids import IdChannel
 from sdo.trainers.requirements import check_launch, no_ids_came, require_positions, require_trained_tokens
@@ -41,9 +42,9 @@ class SampleGradients:
     Attributes
     ----------
     signal
-        ``"weight"`` or ``"hidden"``.
+        Its name, such as ``"weight"`` or ``"hidden"``.
     parameter
-        Name of the parameter of ``weight``; None for ``hidden``.
+        Name of its parameter; None where it has none, as ``hidden``.
     stored
         How a sketch was made, as its ``describe()`` says.
     check
@@ -103,7 +104,7 @@ def sample_gradients(
     trainer: Any,
     sample_ids: NDArray[np.int64],
     *,
-    signals: Sequence[str] = DEFAULT_SIGNALS,
+    signals: Sequence[str | Signal] = DEFAULT_SIGNALS,
     weight: str | None = None,
     sketch_size: int = 8192,
     progress: Callable[[int], None] | None = None,
@@ -117,9 +118,9 @@ def sample_gradients(
     sample_ids
         Shape ``(n,)``, each once.
     signals
-        ``"weight"`` and ``"hidden"``, or one of them.
+        As :class:`~diagnostics.GradientRecorder` takes them; those that have a gradient of a micro-batch.
     weight
-        The parameter of ``weight``, see :func:`diagnostics.signals.weight.find_weight`.
+        The parameter of a ``weight`` that names none; by default the last trainable matrix.
     sketch_size
         Length k of the sketches.
     progress
@@ -142,29 +143,27 @@ def sample_gradients(
     samples, as DPO does, or the model's loss is of no kind that is known, they are those of the sample's own loss.
     """
     kind = check_launch(type(trainer.args), trainer.args)
-    _refuse(trainer, kind, signals)
+    wanted = signals_of(signals, weight)
+    _refuse(trainer, kind, wanted)
     require_positions(trainer.train_dataset)
     require_trained_tokens(trainer.train_dataset, shifts=shifts_labels(trainer.model))
     micros: list[MicroBatch] = []
     model = trainer.model
-    makers = tap_makers(
+    context = SignalContext(
         model,
-        kind,
-        trainer.args,
-        weight=weight,
-        k=sketch_size,
-        every=0,
         current=lambda: (0, micros),
         clock=contextlib.nullcontext,
+        k=sketch_size,
+        **kind.logits(trainer.args),
     )
-    taps = Taps.of(makers, signals).named
-    frozen = needed_only(model, taps)
+    captures = Captures(wanted, context).named
+    frozen = only_trainable(model, captures.values())
     with untouched(trainer, checkpointing=False), frozen, listening(model, kind, micros) as reader:
         loader = trainer.get_train_dataloader()
         channel = IdChannel.of(model)
         channel.install(loader)
         model.train()
-        collector = _Collector(trainer, loader, kind, taps, micros, reader)
+        collector = _Collector(trainer, loader, kind, captures, micros, reader)
         started = time.perf_counter()
         for done, (sample, position) in enumerate(zip(sample_ids, channel.positions(sample_ids), strict=True), 1):
             collector.take(int(sample), int(position))
@@ -174,26 +173,14 @@ def sample_gradients(
 
 
 @contextlib.contextmanager
-def needed_only(model: nn.Module, taps: dict[str, Tap]) -> Iterator[None]:
-    """Freeze all parameters but those that the taps need.
-
-    Parameters
-    ----------
-    model
-        Its parameters require gradients as before when the body ends.
-    taps
-        A gradient reaches the decoder's output where one of the decoder's parameters asks for it: the weight's own, or
-        the decoder's last one.
-    """
+def only_trainable(model: nn.Module, captures: Iterable[Capture]) -> Iterator[None]:
+    """Freeze all parameters but those that the captures need; as before when the body ends."""
     needed: list[nn.Parameter] = []
-    tap = taps.get("weight")
-    if isinstance(tap, WeightTap):
-        needed.append(tap.weight.parameter)
-    if "hidden" in taps:
-        decoder, _ = find_decoder(model)
-        own = [p for p in decoder.parameters() if p.requires_grad] or list(decoder.parameters())
-        if not any(one is p for one in needed for p in own):
-            needed += own[-1:]
+    for capture in captures:
+        own = capture.needed_parameters()
+        # What one signal needs may serve another: `hidden` takes any parameter of the decoder.
+        if not any(one is parameter for one in needed for parameter in own):
+            needed.append(own[0])
     before = [(p, p.requires_grad) for p in model.parameters()]
     try:
         for parameter, _ in before:
@@ -212,15 +199,15 @@ class _Collector:
         trainer: Any,
         loader: Any,
         kind: TrainerKind,
-        taps: dict[str, Tap],
+        captures: dict[str, Capture],
         micros: list[MicroBatch],
         reader: LossReader,
     ) -> None:
-        self._trainer, self._loader, self._kind, self._taps, self._micros = trainer, loader, kind, taps, micros
+        self._trainer, self._loader, self._kind, self._captures, self._micros = trainer, loader, kind, captures, micros
         self._reader = reader
         self._ids: list[int] = []
         self._tokens: list[int] = []
-        self._rows: dict[str, list[Any]] = {name: [] for name in taps}
+        self._rows: dict[str, list[Any]] = {name: [] for name in captures}
 
     @property
     def _by_tokens(self) -> bool:
@@ -236,48 +223,43 @@ class _Collector:
         self._micros.clear()
         with refused_as_training_would(f"forward and backward of sample {sample} fail"):
             inputs = fetch(self._trainer, self._loader, [position])
-            forward_backward(self._trainer, inputs, list(self._taps.values()))
+            forward_backward(self._trainer, inputs, list(self._captures.values()))
         if not self._micros or self._micros[-1].sample_ids != [sample]:
             raise InputError(no_ids_came())
         micro = self._micros[-1]
         tokens = sum(micro.tokens)
         self._ids.append(sample)
         self._tokens.append(tokens)
-        for name, tap in self._taps.items():
-            self._rows[name].append(self._row(tap, name, micro, tokens))
+        for name, capture in self._captures.items():
+            self._rows[name].append(self._row(capture, micro, tokens))
         for parameter in self._trainer.model.parameters():
             parameter.grad = None
 
-    def _row(self, tap: Tap, name: str, micro: MicroBatch, tokens: int) -> Any:
+    def _row(self, capture: Capture, micro: MicroBatch, tokens: int) -> Any:
         """One signal's row, as the sample weighs in a step."""
-        norm: torch.Tensor | None = None
-        exact: torch.Tensor | None = None
-        vector: torch.Tensor | None = None
-        if isinstance(tap, WeightTap):
-            exact, vector, norm = tap.weight.parameter.grad, micro.weight, micro.weight_norm
-        elif micro.hidden is not None:
-            exact, norm = micro.hidden[0], micro.hidden[0].double().norm()
-            vector = tap.sketch.sketch(exact)
-        if vector is None and tokens:
-            raise InputError(f"signal {name!r} does not fire: {SILENT[name]}")
-        if vector is None:
-            vector, norm = torch.zeros(tap.sketch.stored), torch.zeros(())
-        elif exact is not None and tap.check is not None and tap.sketch.kind != "identity":
-            tap.check.add(len(self._ids), exact, vector)
+        measured = capture.micro_batch(micro)
+        exact: float | torch.Tensor | None
+        if measured is None and tokens:
+            raise InputError(f"signal {capture.name!r} does not fire: {capture.signal.silent}")
+        if measured is None:
+            vector, exact = torch.zeros(capture.sketch.stored), 0.0
+        else:
+            vector, exact = measured
+            capture.check_pass(len(self._ids), micro)
         scale = tokens if self._by_tokens and tokens else 1
-        norm = None if norm is None else norm.double() * scale
+        norm = None if exact is None else torch.as_tensor(exact).double() * scale
         return make_row(0, "sample", 0, micro.sample_ids, tokens, norm, self._state, vector * scale)
 
     def result(self) -> dict[str, SampleGradients]:
         """Put the rows together."""
         found = {}
-        for name, tap in self._taps.items():
+        for name, capture in self._captures.items():
             rows = [row for row, _ in self._rows[name]]
-            check = None if tap.check is None or tap.sketch.kind == "identity" else tap.check.result()
+            check = None if capture.check is None or capture.sketch.kind == "identity" else capture.check.result()
             found[name] = SampleGradients(
                 signal=name,
-                parameter=tap.weight.name if isinstance(tap, WeightTap) else None,
-                stored=tap.sketch.describe(),
+                parameter=capture.describe()["parameter"],
+                stored=capture.sketch.describe(),
                 check=check,
                 sample_ids=np.array(self._ids, dtype=np.int64),
                 sketch=np.stack([sketch for _, sketch in self._rows[name]]),
@@ -289,14 +271,14 @@ class _Collector:
         return found
 
 
-def _refuse(trainer: Any, kind: TrainerKind, signals: Sequence[str]) -> None:
-    unknown = [name for name in signals if name not in DEFAULT_SIGNALS]
-    if unknown or not signals:
-        raise InputError(
-            f"signals are {list(signals)}; gradients of single samples are taken of {' and '.join(DEFAULT_SIGNALS)}; "
-            "fix: name one of them, or both"
-        )
-    kind.require(signals)
+def _refuse(trainer: Any, kind: TrainerKind, signals: Sequence[Signal]) -> None:
+    for signal in signals:
+        if "micro_batch" not in signal.kinds:
+            raise InputError(
+                f"signal {signal.name!r} has no gradient of a micro-batch; gradients of single samples are taken one "
+                f"micro-batch a sample; fix: signals={list(DEFAULT_SIGNALS)}"
+            )
+    kind.require([signal.word for signal in signals])
     if kind.generates:
         raise InputError(
             f"a {kind.trainer} generates its samples itself; expected a trainer whose samples are rows of its dataset"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from analysis import Run, cluster_balance, run_coherence, run_exposure, run_locality
+from analysis.run_folder.curves import training
 from analysis.run_folder.overview import mean_within_batch_cosine, recorder_share
 from analysis.run_folder.recorded import recorded_batches, sample_scores
-from analysis.run_folder.training import training
 from experiments.correctness import NAME as CORRECT
 from sdo.errors import InputError
 

@@ -16,7 +16,7 @@ from experiments.tables import markdown
 from sdo.atomic import write_atomically
 from sdo.errors import InputError
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 _INTRO = """# Does it hold?
 
 Made by `python -m experiments page` from the figures of finished cells in `experiments/results`; nothing here

@@ -36,12 +36,13 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
-from diagnostics.signals.weight import DEFAULT_SIGNALS, SIGNALS
+from diagnostics.signals.registry import DEFAULT_SIGNALS
 from sdo import SDO, attach
 from sdo.demo import tiny_model, word_problems
 from sdo.trainers.versions import checkpointing_name
 
 ROWS, HIDDEN = 14, 32
+SIGNALS = ("weight", "hidden", "head_only")
 FUSED = hasattr(trl.trainer.utils, "add_fused_lm_head")  # before, TRL's losses hid what head_only needs
 
 CHECKPOINTING = checkpointing_name(TrainingArguments)

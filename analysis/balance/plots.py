@@ -16,8 +16,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.balance.cluster_balance import LEVEL
 from analysis.balance.metrics import lorenz_curves
+from analysis.balance.per_cluster import LEVEL
 from analysis.balance.results import SMALL, Balance, BalanceComparison
 from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text
 from sdo.checks import integer_array, whole_number

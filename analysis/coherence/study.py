@@ -38,7 +38,8 @@ class BetweenSteps:
     summary
         Means over pairs of steps.
     matrix
-        (T, T) float32, the cosine of each pair of steps; None where it was not asked for, or T is too large.
+        (T, T) float32, the cosine of each pair of steps; None where it was not asked for, T is too large, or no row is
+        that of a step.
     blocks
         The same averaged over blocks of steps, where that was asked for or `matrix` is too large.
     """
@@ -159,6 +160,8 @@ def between_steps(
     """Compute step coherence of one signal; see :func:`run_coherence`."""
     rows = run.gradients(signal, "step")
     summary = step_summary(rows)
+    if not len(rows):  # `samples` has rows of single samples alone
+        return BetweenSteps(rows.step, summary)
     if len(rows) <= matrix_steps:
         matrix = step_coherence(rows.sketch, rows.defined, smooth=smooth)
         return BetweenSteps(rows.step, summary, matrix=matrix)

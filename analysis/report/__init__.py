@@ -8,9 +8,16 @@ section of your own is a :class:`SectionSpec` in ``build_report(…, sections=[*
 
 from __future__ import annotations
 
-from analysis.report.build import SECTIONS, Report, build_report
-from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, SectionSpec, Table
-from analysis.report.material import ReportMaterial
+from typing import TYPE_CHECKING
+
+from sdo.lazy import exports
+
+if TYPE_CHECKING:
+    from analysis.report.build import SECTIONS, Report, build_report
+    from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, SectionSpec, Table
+    from analysis.report.material import ReportMaterial
+else:
+    __getattr__, __dir__ = exports(__name__)
 
 __all__ = [
     "SECTIONS",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from analysis.balance.summary import BalanceSummary
+from analysis.run_folder.curves import Evaluation, Training, evaluations, rewards, training
 from analysis.run_folder.overview import run_overview
 from analysis.run_folder.recorded import score_meaning
 from analysis.run_folder.run import Run
-from analysis.run_folder.training import Evaluation, Training, evaluations, rewards, training
 
 T = TypeVar("T")
 

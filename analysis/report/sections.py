@@ -14,9 +14,7 @@ from analysis.drawing import MANY_RUNS
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import drawn_runs, kinds_of_run, not_drawn
-from analysis.run_folder.recorded import generates, score_meaning
-from analysis.run_folder.run import Run
-from analysis.run_folder.training import (
+from analysis.run_folder.curves import (
     Evaluation,
     Training,
     evaluation_curves,
@@ -24,6 +22,8 @@ from analysis.run_folder.training import (
     loss_label,
     reward_curves,
 )
+from analysis.run_folder.recorded import generates, score_meaning
+from analysis.run_folder.run import Run
 
 _NO_REWARD = "no step has a reward"
 
@@ -256,15 +256,17 @@ def _coherence_of(material: ReportMaterial, signal: str) -> tuple[Table, list[Pi
         *("within batches", "steps of it", "sketch rmse"),
     )
     caption = f"Signal {signal}: mean cosine between the gradients of two steps, and within batches{_within_of(data)}"
-    figure, _ = coherence_heat_maps(matrices, steps=steps)
-    picture = Picture.of(
-        figure,
-        alt=f"Heat maps of the cosine between the gradients of all pairs of steps, {signal}, one a run, on one scale.",
-        caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs."
-        + not_drawn(drawn, list(material.runs), "sdo coherence RUN… --out DIR"),
-        dpi=80,  # noise does not compress
-    )
-    pictures = [picture]
+    pictures = []
+    if matrices:
+        figure, _ = coherence_heat_maps(matrices, steps=steps)
+        picture = Picture.of(
+            figure,
+            alt=f"Heat maps of the cosine between the gradients of all pairs of steps, {signal}, on one scale.",
+            caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs."
+            + not_drawn(drawn, list(material.runs), "sdo coherence RUN… --out DIR"),
+            dpi=80,  # noise does not compress
+        )
+        pictures.append(picture)
     if series:
         figure, _ = batch_coherence_series(series, of=" or ".join(_compared(data)))
         alt = f"Batch coherence of {signal} over the steps, a colour a run."

@@ -90,6 +90,9 @@ class Recorder(Arm):
     def steps(self, first: int, batch: int) -> Rows | None:
         return self._rows("weight", "step", first)
 
+    def samples(self, first: int, batch: int) -> Rows | None:
+        return self._rows("samples", "sample", first)
+
     def hidden(self, first: int, batch: int) -> Rows | None:
         return self._rows("hidden", "sample", first)
 

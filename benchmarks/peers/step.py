@@ -57,8 +57,8 @@ TWO_SIDED = {"__default__": {"style": "logra", "proj_dim": 16, "proj_max_batch_s
 
 
 def recorder(out: Path) -> Arm:
-    """Return ours: step rows of the last matrix, step and sample rows of the final norm's output."""
-    return Recorder(out, signals=["weight", "hidden"], sample_every=1)
+    """Return ours: step and sample rows of the last matrix and of the final norm's output."""
+    return Recorder(out, signals=["weight", "hidden", f"samples:{MATRIX}.weight"], sample_every=1)
 
 
 PEERS: dict[str, Arms] = {

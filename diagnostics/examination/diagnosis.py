@@ -18,7 +18,7 @@ class SignalFinding:
     Attributes
     ----------
     name
-        One of :data:`diagnostics.signals.weight.SIGNALS`.
+        Its name in the run folder.
     fires
         Whether the micro-step brought its gradient; None where the micro-step could not be run.
     parameter

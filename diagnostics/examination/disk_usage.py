@@ -32,9 +32,9 @@ class Shape:
     samples
         Rows of the training dataset, n.
     sample_every
-        Rows of single samples, of all signals but ``weight``, at every so many steps; 0 for never.
-    stored
-        Numbers in a row, by signal.
+        Rows of single samples at every so many steps; 0 for never.
+    signals
+        By name: numbers in a row, and the kinds of row that there are.
     evaluations
         Samples scored over the whole run.
     steps_per_batch
@@ -46,7 +46,7 @@ class Shape:
     micro_batches: int
     samples: int
     sample_every: int
-    stored: dict[str, int]
+    signals: dict[str, tuple[int, tuple[str, ...]]]
     evaluations: int
     steps_per_batch: int = 1
 
@@ -65,17 +65,19 @@ def count_rows(shape: Shape) -> dict[tuple[str, str], int]:
 
     Examples
     --------
-    >>> shape = Shape(steps=10, step_samples=4, micro_batches=2, samples=9, sample_every=5, stored={"hidden": 8},
+    >>> hidden = {"hidden": (8, ("step", "micro_batch", "sample"))}
+    >>> shape = Shape(steps=10, step_samples=4, micro_batches=2, samples=9, sample_every=5, signals=hidden,
     ...               evaluations=0)
     >>> count_rows(shape)
     {('hidden', 'step'): 10, ('hidden', 'micro_batch'): 20, ('hidden', 'sample'): 8}
     """
     rows: dict[tuple[str, str], int] = {}
-    for signal in shape.stored:
-        rows[signal, "step"] = shape.steps
-        if shape.micro_batches > 1:
+    for signal, (_, kinds) in shape.signals.items():
+        if "step" in kinds:
+            rows[signal, "step"] = shape.steps
+        if "micro_batch" in kinds and shape.micro_batches > 1:
             rows[signal, "micro_batch"] = shape.steps * shape.micro_batches
-        if signal != "weight" and shape.sample_every:
+        if "sample" in kinds and shape.sample_every:
             rows[signal, "sample"] = math.ceil(shape.steps / shape.sample_every) * shape.step_samples
     return rows
 
@@ -138,7 +140,7 @@ def count_epochs(plan: Plan, batches: int) -> int:
 
 def _gradient_bytes(shape: Shape, signal: str, kind: str) -> float:
     """Bytes of one row, from up to 50 steps of them."""
-    stored = shape.stored[signal]
+    stored, _ = shape.signals[signal]
     per_step = {"step": 1, "micro_batch": shape.micro_batches, "sample": shape.step_samples}[kind]
     samples = {"step": shape.step_samples, "micro_batch": shape.step_samples // shape.micro_batches, "sample": 1}[kind]
     steps = max(1, min(FLUSH_STEPS, shape.steps, _SAMPLE_BYTES // (4 * stored * per_step)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,9 @@ from diagnostics.examination.disk_usage import Shape, forecast
 from diagnostics.examination.micro_step import MicroStep, refused_as_training_would, run_micro_step, untouched
 from diagnostics.recording.recorder import GradientRecorder
 from diagnostics.run_folder.writer import check_free
-from diagnostics.signals.head import HeadTap, Tap
+from diagnostics.signals.base import Capture, SignalContext
+from diagnostics.signals.micro_batch import MicroBatch
 from diagnostics.signals.objectives import shifts_labels
-from diagnostics.signals.taps import tap_makers
-from diagnostics.signals.weight import SILENT, HiddenTap, MicroBatch, WeightTap
-from diagnostics.sketches.accuracy import exact_norm
 from sdo.checks import whole_number
 from sdo.errors import InputError
 from sdo.organizers.epoch_figures import epoch_figures
@@ -100,30 +99,28 @@ class _Examination:
         self._steps_per_batch = 1 if channel is None else channel.steps_per_batch
         self._refused: list[str] = []
         self._micros: list[MicroBatch] = []
-        self._taps: dict[str, Tap] = {}
+        self._captures: dict[str, Capture] = {}
         self._step: MicroStep | None = None
         self._schedule: _Schedule | None = None
         args = trainer.args
         self._kind: TrainerKind | None = self.attempt(lambda: check_launch(type(args), args))
-        self._tap(PLAIN if self._kind is None else self._kind)
+        self._capture(PLAIN if self._kind is None else self._kind)
 
-    def _tap(self, kind: TrainerKind) -> None:
-        """Make the taps of the recorder's signals, as far as they exist."""
+    def _capture(self, kind: TrainerKind) -> None:
+        """Find the recorder's signals, as far as they exist."""
         model, recorder = self._trainer.model, self._recorder
-        self.attempt(lambda: kind.require(recorder.signals))
-        makers = tap_makers(
+        self.attempt(lambda: kind.require([signal.word for signal in recorder.signals]))
+        context = SignalContext(
             model,
-            kind,
-            self._trainer.args,
-            weight=recorder.weight,
-            k=recorder.sketch_size,
-            every=recorder.sample_every,
             current=lambda: (0, self._micros),
             clock=contextlib.nullcontext,
+            k=recorder.sketch_size,
+            sample_every=recorder.sample_every,
+            **kind.logits(self._trainer.args),
         )
         for signal in recorder.signals:
-            tap = None if signal in kind.lacks else self.attempt(makers[signal])
-            self._taps.update({signal: tap} if tap is not None else {})
+            capture = None if signal.word in kind.lacks else self.attempt(functools.partial(signal.of, context))
+            self._captures.update({signal.name: capture} if capture is not None else {})
 
     def attempt(self, action: Any) -> Any:
         """Run what may refuse; the refusal is written down."""
@@ -150,19 +147,20 @@ class _Examination:
             with refused_as_training_would("the first micro-step fails"), untouched(self._trainer):
                 loader = self._trainer.get_train_dataloader()
                 self._schedule = _schedule(self._trainer, loader)
-                taps = list(self._taps.values())
-                self._step = run_micro_step(self._trainer, self._kind, loader, taps, self._micros, rows)
+                captures = list(self._captures.values())
+                self._step = run_micro_step(self._trainer, self._kind, loader, captures, self._micros, rows)
         except InputError as error:
             self._refused.append(str(error))
 
     def diagnosis(self, *, recorded: bool, ids: str) -> Diagnosis:
         """Put everything together."""
-        findings = tuple(self._finding(name, tap) for name, tap in self._taps.items())
+        findings = tuple(self._finding(capture) for capture in self._captures.values())
         if self._step is not None and not self._micros:
             self._refused.append(no_ids_came())
         elif self._step is not None:
             self._refused += _not_finite(self._step, findings)
-            self._refused += [f"signal {f.name!r} does not fire: {SILENT[f.name]}" for f in findings if not f.fires]
+            silent = [self._captures[f.name].signal for f in findings if not f.fires]
+            self._refused += [f"signal {signal.name!r} does not fire: {signal.silent}" for signal in silent]
         model, schedule = self._trainer.model, self._schedule
         parameters = list(model.parameters())
         dataset = self._trainer.train_dataset
@@ -188,33 +186,26 @@ class _Examination:
             refused=tuple(self._refused),
         )
 
-    def _finding(self, name: str, tap: Tap) -> SignalFinding:
-        micro = self._micros[-1] if self._micros else None
-        fires, norm = (None if self._step is None else False), None
-        if micro is not None and isinstance(tap, WeightTap) and micro.weight is not None:
-            fires = True
-            norm = float(micro.weight.double().norm() if micro.weight_norm is None else micro.weight_norm)
-        elif micro is not None and isinstance(tap, HiddenTap) and micro.hidden is not None:
-            fires, norm = True, exact_norm(micro.hidden.double().sum(dim=0))
-        elif micro is not None and isinstance(tap, HeadTap) and micro.head_only is not None:
-            fires = True
-            norm = float(micro.head_only.double().sum(dim=0).norm() if micro.head_norm is None else micro.head_norm)
-        size = math.prod(tap.sketch.shape) * 4  # a summed row of `hidden` is float32
-        if isinstance(tap, WeightTap):
-            size = tap.weight.parameter.numel() * tap.weight.parameter.element_size()
-        copies = 0 if tap.check is None else tap.check.copies(size)
+    def _finding(self, capture: Capture) -> SignalFinding:
+        measured = capture.micro_batch(self._micros[-1]) if self._micros else None
+        norm = None
+        if measured is not None:
+            vector, exact = measured
+            norm = float(vector.double().norm() if exact is None else exact)
+        said = capture.describe()
+        copies = 0 if capture.check is None else capture.check.copies(capture.gradient_bytes)
         return SignalFinding(
-            name=name,
-            fires=fires,
-            parameter=tap.weight.name if isinstance(tap, WeightTap) else None,
-            shape=tuple(tap.sketch.shape),
-            tied_with=tap.weight.tied if isinstance(tap, WeightTap) else (),
-            kind=tap.sketch.kind,
-            stored=tap.sketch.stored,
+            name=capture.name,
+            fires=None if self._step is None else measured is not None,
+            parameter=said["parameter"],
+            shape=tuple(said["shape"]),
+            tied_with=tuple(said["tied_with"]),
+            kind=capture.sketch.kind,
+            stored=capture.sketch.stored,
             norm=None if norm is None or not math.isfinite(norm) else norm,
-            table_bytes=tap.sketch.table_bytes,
+            table_bytes=capture.sketch.table_bytes,
             copies=copies,
-            copy_bytes=copies * size,
+            copy_bytes=copies * capture.gradient_bytes,
         )
 
     def _organizer(self) -> dict[str, Any] | None:
@@ -239,7 +230,7 @@ class _Examination:
             micro_batches=self._schedule.micro_batches,
             samples=len(self._trainer.train_dataset),
             sample_every=self._recorder.sample_every,
-            stored={name: tap.sketch.stored for name, tap in self._taps.items()},
+            signals={name: (one.sketch.stored, one.signal.kinds) for name, one in self._captures.items()},
             evaluations=self._scores(self._schedule) if self._recorder.evaluations else 0,
             steps_per_batch=self._steps_per_batch,
         )

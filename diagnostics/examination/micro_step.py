@@ -7,7 +7,7 @@ import copy
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ import torch
 from accelerate.utils import send_to_device
 from torch import nn
 
-from diagnostics.signals.head import Tap
+from diagnostics.signals.base import Capture
 from diagnostics.signals.losses import LossReader
-from diagnostics.signals.weight import MicroBatch
+from diagnostics.signals.micro_batch import MicroBatch
 from sdo.errors import InputError, error_line
 from sdo.trainers.completions import follow_completions
 from sdo.trainers.ids import BatchIds, IdChannel
@@ -67,7 +67,7 @@ class MicroStep:
 
 
 def run_micro_step(
-    trainer: Any, kind: TrainerKind, loader: Any, taps: list[Tap], micros: list[MicroBatch], rows: int
+    trainer: Any, kind: TrainerKind, loader: Any, captures: Sequence[Capture], micros: list[MicroBatch], rows: int
 ) -> MicroStep:
     """Run the trainer's own loss on the first rows of its first batch, and backward; call it inside `untouched`.
 
@@ -79,10 +79,10 @@ def run_micro_step(
         Its kind.
     loader
         ``trainer.get_train_dataloader()``, made inside :func:`untouched`.
-    taps
+    captures
         Signals to catch; hooked here and let go of at the end.
     micros
-        Where the taps look for the micro-batch; it gets one.
+        Where the captures look for the micro-batch; it gets one.
     rows
         How many rows at most.
     """
@@ -103,7 +103,7 @@ def run_micro_step(
             on_gpu = trainer.args.device.type == "cuda"
             reset_peak(on_gpu)
             started = time.perf_counter()
-            loss = forward_backward(trainer, inputs, taps)
+            loss = forward_backward(trainer, inputs, captures)
             if on_gpu:
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - started
@@ -178,8 +178,8 @@ def fetch(trainer: Any, loader: Any, positions: list[int]) -> Any:
     return trainer._prepare_inputs(send_to_device(batch, trainer.args.device))
 
 
-def forward_backward(trainer: Any, inputs: Any, taps: list[Tap]) -> torch.Tensor:
-    """Run the trainer's own loss, and backward while the taps listen; return the loss, shape ``()``.
+def forward_backward(trainer: Any, inputs: Any, captures: Sequence[Capture]) -> torch.Tensor:
+    """Run the trainer's own loss, and backward while the captures listen; return the loss, shape ``()``.
 
     Parameters
     ----------
@@ -187,20 +187,20 @@ def forward_backward(trainer: Any, inputs: Any, taps: list[Tap]) -> torch.Tensor
         A transformers or TRL trainer.
     inputs
         What its loss takes.
-    taps
+    captures
         Hooked here and let go of at the end.
     """
     try:
-        for tap in taps:
-            tap.register()
+        for capture in captures:
+            capture.register()
         with trainer.accelerator.autocast(), trainer.compute_loss_context_manager():
             loss: Any = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
         found: torch.Tensor = loss.detach()
         return found
     finally:
-        for tap in taps:
-            tap.remove()
+        for capture in captures:
+            capture.remove()
 
 
 def _generated(trainer: Any, items: list[Any], rows: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,15 +11,11 @@ from numpy.typing import NDArray
 
 from diagnostics.recording.step_total import StepTotal
 from diagnostics.run_folder.writer import GradientRow
-from diagnostics.signals.weight import MicroBatch
-from diagnostics.sketches.count_sketch import GradientSketch
+from diagnostics.signals.base import Capture, Measured
+from diagnostics.signals.micro_batch import MicroBatch
 from sdo.trainers.processes import Processes
 
 Row = tuple[GradientRow, NDArray[np.float32]]
-
-
-# A vector, a sketch of shape (k,), and the exact 2-norm of what it is of; None where that is not known.
-Measured = tuple[torch.Tensor, float | torch.Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +34,8 @@ class StepRows:
         Whether norms are raw or clipped, scaled or not, in words.
     processes
         Micro-batches are numbered over all of them, in the order of the batch.
+    with_samples
+        Whether rows of single samples are wanted.
     """
 
     step: int
@@ -45,84 +43,25 @@ class StepRows:
     total: StepTotal
     norm_state: str
     processes: Processes
+    with_samples: bool
 
-    def weight(self) -> Iterator[Row]:
-        """Yield the rows of ``weight``: the step's, and those of its micro-batches where there are several.
+    def of(self, capture: Capture) -> Iterator[Row]:
+        """Yield one signal's rows: of the step from process 0, of micro-batches where there are several, of samples.
 
-        Yields
-        ------
-        tuple
-            The row and its sketch, shape ``(k,)``, float32. With one micro-batch the step's row is that micro-batch's
-            too.
+        With one micro-batch the step's row is that micro-batch's too. Where a norm is not known, ``norm_state`` says
+        that it is the sketch's.
         """
-
-        def part(micro: MicroBatch) -> Measured | None:
-            return None if micro.weight is None else (micro.weight, micro.weight_norm)
-
-        whole = None if self.total.weight is None else (self.total.weight, self.total.weight_norm)
-        yield from self._rows(whole, part)
-
-    def hidden(self, sketch: GradientSketch, *, with_samples: bool) -> Iterator[Row]:
-        """Yield the rows of ``hidden``: as :meth:`weight`, and those of single samples where asked for.
-
-        Parameters
-        ----------
-        sketch
-            Of vectors of the decoder's width; the identity unless they are longer than k.
-        with_samples
-            Whether to yield rows of single samples.
-        """
-
-        def measured(vector: torch.Tensor) -> Measured:
-            return sketch.sketch(vector.float()), float(vector.double().norm())
-
-        def part(micro: MicroBatch) -> Measured | None:
-            return None if micro.hidden is None else measured(micro.hidden.double().sum(dim=0))
-
-        def samples(micro: MicroBatch) -> Iterable[Measured] | None:
-            return None if micro.hidden is None else map(measured, micro.hidden)
-
-        whole = None if self.total.hidden is None else measured(self.total.hidden)
-        yield from self._rows(whole, part, *([samples] if with_samples else []))
-
-    def head_only(self, sketch: GradientSketch, *, with_samples: bool) -> Iterator[Row]:
-        """Yield the rows of ``head_only``, of the kinds that :meth:`hidden` has.
-
-        Norms that are known only from a sketch, as ``norm_state`` then says, are those of a step of several processes,
-        and where a head is too large (see :class:`diagnostics.signals.head.HeadTap`).
-        """
-
-        def measured(vector: torch.Tensor, norm: float | torch.Tensor | None) -> Measured:
-            return vector, float(vector.norm()) if sketch.kind == "identity" else norm
-
-        def part(micro: MicroBatch) -> Measured | None:
-            if micro.head_only is None:
-                return None
-            return measured(micro.head_only.double().sum(dim=0), micro.head_norm)
-
-        def samples(micro: MicroBatch) -> Iterable[Measured] | None:
-            return None if micro.head_only is None else zip(micro.head_only, micro.head_norms, strict=True)
-
-        whole = None if self.total.head is None else measured(self.total.head, self.total.head_norm)
-        yield from self._rows(whole, part, *([samples] if with_samples else []))
-
-    def _rows(
-        self,
-        whole: Measured | None,
-        part: Callable[[MicroBatch], Measured | None],
-        samples: Callable[[MicroBatch], Iterable[Measured] | None] = lambda micro: None,
-    ) -> Iterator[Row]:
-        """Yield the row of the step from process 0, and of each micro-batch its own and those of its samples."""
-        total = self.total
+        total, kinds = self.total, capture.signal.kinds
+        whole = total.gradients.get(capture.name) if "step" in kinds else None
         if self.processes.leads and whole is not None:
-            yield self._row("step", None, total.sample_ids, total.tokens, whole, total.tied)
+            yield self._row("step", None, total.sample_ids, total.tokens, (whole.sketch, whole.norm), total.tied)
         for number, micro in enumerate(self.micros):
             place = number * self.processes.count + self.processes.rank
-            measured = part(micro) if total.micro_batches > 1 else None
-            if measured is not None:
+            part = capture.micro_batch(micro) if total.micro_batches > 1 and "micro_batch" in kinds else None
+            if part is not None:
                 tokens, tied = sum(micro.tokens), all(micro.tied)
-                yield self._row("micro_batch", place, micro.sample_ids, tokens, measured, tied)
-            singles = samples(micro)
+                yield self._row("micro_batch", place, micro.sample_ids, tokens, part, tied)
+            singles = capture.samples(micro) if self.with_samples and "sample" in kinds else None
             if singles is not None:
                 each = zip(micro.sample_ids, micro.tokens, micro.tied, singles, strict=True)
                 for sample, tokens, tied, measured in each:

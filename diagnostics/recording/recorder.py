@@ -13,7 +13,8 @@ from transformers.trainer_callback import ExportableState
 
 from diagnostics.recording.session import Recording
 from diagnostics.run_folder.writer import RunLog, steps_recorded
-from diagnostics.signals.weight import DEFAULT_SIGNALS, SIGNALS
+from diagnostics.signals.base import Signal
+from diagnostics.signals.registry import DEFAULT_SIGNALS, signals_of
 from sdo.checks import integer_array, number_array, whole_number
 from sdo.errors import InputError
 from sdo.trainers.ended import end_before_the_first_step, stop_at_once
@@ -30,11 +31,14 @@ class GradientRecorder(TrainerCallback, ExportableState):
         ``"weight"``: the gradient of one parameter; ``"hidden"``: the gradient at the final norm's output, summed
         over positions; and, where asked for, ``"head_only"``: the gradient of the language-model head alone, tied or
         frozen as it may be, for about three more forward passes of the head and the memory of its gradient (with
-        accumulation twice that).
+        accumulation twice that). ``"samples:PATTERN"``: each sample's own gradient of linear layers, such as
+        ``"samples:model.layers.*.mlp.down_proj.weight"``. Several of one word take names:
+        ``"late=weight:lm_head.weight"``, or :class:`~diagnostics.Weight` and :class:`~diagnostics.Samples` objects. One
+        of your own: :func:`~diagnostics.register_signal`.
     weight
         Full name of the parameter; by default the last trainable matrix.
     sample_every
-        Write the rows of single samples of ``hidden`` and ``head_only`` at every n-th step; 0 for never.
+        Write the rows of single samples, of all signals but ``weight``, at every n-th step; 0 for never.
     sketch_size
         Length k of the sketches. A signal of at most k entries is stored as it is.
     evaluations
@@ -62,18 +66,15 @@ class GradientRecorder(TrainerCallback, ExportableState):
         self,
         out: str | Path,
         *,
-        signals: Sequence[str] = DEFAULT_SIGNALS,
+        signals: Sequence[str | Signal] = DEFAULT_SIGNALS,
         weight: str | None = None,
         sample_every: int = 10,
         sketch_size: int = 8192,
         evaluations: bool = True,
         trainer: Any = None,
     ) -> None:
-        unknown = [s for s in signals if s not in SIGNALS]
-        if unknown or not signals:
-            raise InputError(f"signals are {list(signals)}; expected some of {', '.join(SIGNALS)}")
         self.out = Path(out)
-        self.signals = tuple(s for s in SIGNALS if s in signals)
+        self.signals = signals_of(signals, weight)
         self.weight = weight
         self.sample_every = whole_number("sample_every", sample_every, 0)
         self.sketch_size = whole_number("sketch_size", sketch_size, 1)
@@ -94,7 +95,8 @@ class GradientRecorder(TrainerCallback, ExportableState):
         if self._recording is not None:
             self._recording.flush()
         run_id = None if self._log is None else self._log.info.get("run_id")
-        return {"args": {**options, "out": str(self.out)}, "attributes": {"run_id": run_id}}
+        texts = {"out": str(self.out), "signals": [str(signal) for signal in self.signals]}
+        return {"args": options | texts, "attributes": {"run_id": run_id}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Resolve the signals, open the run folder and hook the model; nothing is written if anything is wrong."""

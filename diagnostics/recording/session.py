@@ -21,10 +21,11 @@ from diagnostics.recording.step_total import StepTotal, total_step
 from diagnostics.run_folder.provenance import describe_run
 from diagnostics.run_folder.resume import require_same_run
 from diagnostics.run_folder.writer import RunLog, StepRow, check_free
+from diagnostics.signals.base import SignalContext
+from diagnostics.signals.captures import Captures
 from diagnostics.signals.losses import LossReader
+from diagnostics.signals.micro_batch import MicroBatch
 from diagnostics.signals.objectives import shifts_labels
-from diagnostics.signals.taps import Taps, tap_makers
-from diagnostics.signals.weight import MicroBatch, Update
 from sdo.errors import InputError
 from sdo.organizers.plan import Plan
 from sdo.organizers.steps import EpochPlan
@@ -79,26 +80,23 @@ class Recording:
         self._seconds_in_rows = 0.0
         self._step_started = 0.0
         self._logged = LoggedRow(kind, args, first_step)
-        self._update: Update | None = None
         self._loss_scale = 1.0
         self._learning_rate: float | None = None
         self._reader = LossReader(model, kind)
         self._held_out = HeldOut(kind, processes, LossReader(model, kind))
         self._forward_hook: Any = None
         self.log: RunLog
-        kind.require(options.signals)
-        makers = tap_makers(
+        kind.require([signal.word for signal in options.signals])
+        context = SignalContext(
             model,
-            kind,
-            args,
-            weight=options.weight,
-            k=options.sketch_size,
-            every=options.sample_every,
             current=lambda: (self._step, self._micros),
             clock=self._clock,
+            k=options.sketch_size,
+            sample_every=options.sample_every,
             share=1 / processes.count,  # DDP takes the mean of what its processes found
+            **kind.logits(args),
         )
-        self._taps = Taps.of(makers, options.signals)
+        self._captures = Captures(options.signals, context)
         self._device = next(model.parameters()).device
         self._channel = IdChannel.taken_by(model, state)
         self._plan = self._channel.plan
@@ -133,7 +131,9 @@ class Recording:
             if recording._kind.generates:
                 processes.together(lambda: recording._follow(options.trainer))
             run_id = uuid.UUID(bytes=bytes(processes.lists(list(uuid.uuid4().bytes))[0])).hex
-            about = describe_run(args, recording._kind, state, model, loader, recording._channel, recording._taps.named)
+            about = describe_run(
+                args, recording._kind, state, model, loader, recording._channel, recording._captures.named
+            )
             info = {"run_id": run_id, **about}
             again = bool(processes.lists([cls._continues(options, state)])[0][0])
             opening = recording._resume_log if again else recording._create_log
@@ -145,7 +145,7 @@ class Recording:
         recording._channel.scalars.clear()
         recording._channel.subscribe(recording._begin_micro_batch)
         recording._channel.install(loader)
-        recording._taps.register()
+        recording._captures.register()
         recording._forward_hook = model.register_forward_hook(recording._after_forward, with_kwargs=True)
         return recording
 
@@ -177,7 +177,7 @@ class Recording:
 
     def release(self) -> None:
         """Let go of the model; what was not flushed is lost."""
-        self._taps.remove()
+        self._captures.remove()
         if self._forward_hook is not None:
             self._forward_hook.remove()
             self._forward_hook = None
@@ -203,9 +203,7 @@ class Recording:
             self.log.maybe_flush()
         self._step = step
         self._micros, self._losses = [], []
-        self._update = None
-        if self._taps.weight is not None:
-            self._taps.weight.begin_step()
+        self._captures.begin_step()
         self._seconds_at_start = self._seconds
         self._step_started = time.perf_counter()
 
@@ -214,9 +212,7 @@ class Recording:
         with self._clock():
             self._loss_scale = loss_scale(optimizer)
             self._learning_rate = float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
-            if self._taps.weight is not None:
-                # By now the gradient is unscaled.
-                self._update = self._taps.weight.look_at_update(self._processes.leads)
+            self._captures.before_update(self._processes.leads)  # by now the gradient is unscaled
 
     def end_step(self, trainer_epoch: float, optimizer: Any, *, saving: bool) -> None:
         """Write the step's gradients and keep its row until the trainer has logged.
@@ -242,11 +238,9 @@ class Recording:
             total = total_step(
                 self._processes,
                 self._micros,
-                self._taps,
-                self._update,
+                self._captures,
                 self._loss_scale,
                 losses=None if self._follower is None else self._losses,
-                with_samples=self._with_samples,
                 saving=saving,
             )
             row = StepRow(
@@ -317,18 +311,19 @@ class Recording:
 
     def _write_gradients(self, total: StepTotal) -> None:
         norm_state = "raw" if self._loss_scale == 1.0 else "raw, scaled"
-        rows = StepRows(self._step, self._micros, total, norm_state, self._processes)
-        for signal, (row, sketch) in self._taps.rows(rows, with_samples=self._with_samples):
-            self.log.add_gradient(signal, row, sketch)
+        rows = StepRows(self._step, self._micros, total, norm_state, self._processes, self._with_samples)
+        for name, capture in self._captures.named.items():
+            for row, sketch in rows.of(capture):
+                self.log.add_gradient(name, row, sketch)
         if not total.same_direction and self._step == self._first_step:
             warnings.warn(
                 "the processes' gradients do not add up to the one that the optimizer was given, as under a "
                 "communication hook that compresses them; rows of 'weight' hold their sum",
                 stacklevel=2,
             )
-        if total.coherence is not None:
-            self._channel.scalars.add("batch_coherence", total.coherence)
-        if self._taps.all_checked:
+        for figure, value in total.figures.items():
+            self._channel.scalars.add(figure, value)
+        if self._captures.all_checked:
             self._write_checks()
 
     def _write_pending(self) -> None:
@@ -369,7 +364,7 @@ class Recording:
         """After the first step every signal must have fired; silence is never written as zeros."""
         if not self._micros:
             raise RuntimeError(f"step {self._step}: {no_ids_came()}")
-        self._taps.require_fired(self._micros)
+        self._captures.require_fired(self._step, self._micros)
 
     # ------------------------------------------------------------------ completions
 
@@ -478,7 +473,7 @@ class Recording:
 
     def _write_checks(self) -> None:
         """Write how far sketched cosines were from exact ones."""
-        checks = self._taps.take_checks()
+        checks = self._captures.take_checks()
         if checks:
             self.log.update_info(sketch_check={**self.log.info.get("sketch_check", {}), **checks})
 
@@ -492,7 +487,7 @@ class Recording:
         out, step = self._options.out, self._first_step
         require_same_run(out, state, self._options, info["organizer"])
         self.log = RunLog.resume(out, step, info, rank=self._processes.rank)
-        self._taps.forget_checks(self.log.info.get("sketch_check", {}))  # the first steps were checked before
+        self._captures.forget_checks(self.log.info.get("sketch_check", {}))  # the first steps were checked before
 
     def _wait_for_device(self) -> None:
         """Until the step's own work is done: what is read next would wait for it and count it as the recorder's."""

@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from diagnostics.signals.head import Tap
-from diagnostics.signals.weight import WeightTap
+from diagnostics.signals.base import Capture
 from sdo.trainers.checkpoints import dataset_digest
 from sdo.trainers.ids import IdChannel
 from sdo.trainers.trainer_types import TrainerKind
@@ -50,7 +49,7 @@ def describe_run(
     model: nn.Module,
     loader: Any,
     channel: IdChannel,
-    taps: Mapping[str, Tap],
+    captures: Mapping[str, Capture],
 ) -> dict[str, Any]:
     """Collect the provenance of a run.
 
@@ -66,8 +65,8 @@ def describe_run(
         The training data loader.
     channel
         Where sample ids come from, and the plan if there is one.
-    taps
-        The resolved signals.
+    captures
+        Of the signals, by name.
 
     Returns
     -------
@@ -90,7 +89,7 @@ def describe_run(
             "dim": embeddings.dim,
             "ids": None if embeddings.ids is None else "strings" if embeddings.ids.dtype.kind == "U" else "integers",
         },
-        "signals": {name: _describe_tap(tap) for name, tap in taps.items()},
+        "signals": {name: capture.describe() for name, capture in captures.items()},
         "model": {
             "class": type(model).__name__,
             "name": getattr(model, "name_or_path", None) or None,
@@ -147,16 +146,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _describe_tap(tap: Tap) -> dict[str, Any]:
-    sketch = {"stored": tap.sketch.stored, "sketch": tap.sketch.describe()}
-    if isinstance(tap, WeightTap):
-        return {
-            "parameter": tap.weight.name,
-            "shape": list(tap.weight.parameter.shape),
-            "tied": bool(tap.weight.tied),
-            "tied_with": list(tap.weight.tied),
-            **sketch,
-        }
-    return {"parameter": None, "shape": list(tap.sketch.shape), "tied": False, "tied_with": [], **sketch}

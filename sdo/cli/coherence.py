@@ -144,7 +144,11 @@ class _Report:
                 self.parts.attempt(f"{part} of {signal} in run {name}", compute)
                 if part not in entry:
                     entry |= {part: None, f"{part}_reason": "it could not be computed"}
-        self.parts.attempt(f"step-coherence-{signal}.png", lambda: self._heat_maps(signal, steps))
+        drawn = {name: step for name, step in steps.items() if len(step)}
+        if drawn or not steps:
+            self.parts.attempt(f"step-coherence-{signal}.png", lambda: self._heat_maps(signal, drawn))
+        else:
+            print(f"no picture of step coherence, {signal}: it has rows of single samples, none of a step")
         kinds = sorted(set(between.values()))
         if len(kinds) > 1:
             # Micro-batches agree more than samples do, whatever the data: the legend must tell them apart.
@@ -179,6 +183,9 @@ class _Report:
                 f"{name}, {signal}: {len(found.step):,} steps; the matrix of all pairs would take "
                 f"{4 * len(found.step) ** 2 / 2**30:.0f} GiB, so its means over blocks of {block} steps are written"
             )
+        if matrix is None:
+            reason = "the run has no row of a step for this signal"
+            return found.to_dict() | {"matrix": None, "matrix_reason": reason}, found.step
         matrix_file = self._matrix_file(signal, name)
         write_atomically({matrix_file: array_writer(np.asarray(matrix))})
         self.parts.files.append(matrix_file.name)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from sdo import __version__
 from sdo.cli.common.terminal import STDOUT, plain_streams
 from sdo.errors import InputError, error_line, suggest
 
@@ -37,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Structure-aware mini-batches for LLM post-training: organise, record, explain.",
         epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --out PLAN.parquet",
     )
+    parser.add_argument("--version", action="version", version=f"sdo {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name in COMMANDS:
         importlib.import_module(f"sdo.cli.{name}").add_parser(subparsers)

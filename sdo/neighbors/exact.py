@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,6 +48,19 @@ def nearest(
     return result
 
 
+def float_search(
+    queries: NDArray[np.float32], base: NDArray[np.float32], count: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the largest dot products of each query with the rows of `base`, in float32, and where they stand.
+
+    Shapes ``(q, count)``, largest first.
+    """
+    import faiss  # loaded where something is searched: most commands do not
+
+    score, position = faiss.knn(queries, base, count, metric=faiss.METRIC_INNER_PRODUCT)
+    return score, position
+
+
 def propose(
     unit: NDArray[np.float32], queries: NDArray[np.int64], members: NDArray[np.int64], width: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -72,7 +84,7 @@ def propose(
         the machine, which :func:`settle` mends.
     """
     base = unit if len(members) == len(unit) else unit[members]
-    score, position = faiss.knn(unit[queries], base, width + 1, metric=faiss.METRIC_INNER_PRODUCT)
+    score, position = float_search(unit[queries], base, width + 1)
     index = members[position]
     own = index == queries[:, None]
     own[~own.any(axis=1), -1] = True  # where duplicates pushed the query out of its own list, the last one goes

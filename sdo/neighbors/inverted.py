@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from sdo.embeddings.matrix import unit_rows
-from sdo.neighbors.exact import MISSING, SEARCH_BLOCK, exact_dots, settle
+from sdo.neighbors.exact import MISSING, SEARCH_BLOCK, exact_dots, float_search, settle
 from sdo.random_keys import CENTROIDS, raw_keys
 
 _GROUPS_PER_ROOT = 4  # groups per square root of the samples
@@ -124,9 +123,7 @@ class InvertedLists:
                 continue
             part = asking[bounds[group] : bounds[group + 1]]
             count = min(width + 1, len(group_members))
-            score, position = faiss.knn(
-                self.unit[queries[part]], self.unit[group_members], count, metric=faiss.METRIC_INNER_PRODUCT
-            )
+            score, position = float_search(self.unit[queries[part]], self.unit[group_members], count)
             index = group_members[position].astype(np.int32)
             score[index == queries[part, None]] = -np.inf
             value = np.concatenate([scores[part], score], axis=1)
@@ -200,7 +197,7 @@ def _nearest_centroids(
     proposed = min(count + _SPARE, len(centroids))
     for start in range(0, len(rows), SEARCH_BLOCK):
         block = rows[start : start + SEARCH_BLOCK]
-        scores, lists = faiss.knn(unit[block], centroids, proposed, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, lists = float_search(unit[block], centroids, proposed)
         inside = np.ones(lists.shape, dtype=np.bool_)
         best = settle(unit, block, centroids, lists, scores, inside, count, complete=proposed == len(centroids))
         for i in np.flatnonzero(best[:, 0] == MISSING).tolist():

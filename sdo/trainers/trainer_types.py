@@ -75,6 +75,14 @@ class TrainerKind:
                     f"signal {signal!r} does not exist for a {self.trainer}: {self.lacks[signal]}; fix: signals={left}"
                 )
 
+    def logits(self, args: Any) -> dict[str, Any]:
+        """Return ``sequences``, ``temperature`` and ``full_precision`` of the logits under a trainer's arguments."""
+        return {
+            "sequences": self.sequences,
+            "temperature": 1.0 if self.temperature is None else float(getattr(args, self.temperature)),
+            "full_precision": bool(getattr(args, "cast_lm_head_to_fp32", False)),
+        }
+
     def describe(self) -> dict[str, Any]:
         """Return what run.json says: which trainer, and what the numbers of its run mean."""
         return {

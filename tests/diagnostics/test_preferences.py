@@ -17,12 +17,12 @@ from transformers import LlamaForSequenceClassification, TrainerCallback
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 
 from diagnostics import GradientRecorder, doctor
-from diagnostics.signals.weight import SIGNALS
 from sdo import SDO, attach
 from sdo.errors import InputError
 from sdo.trainers.ids import BATCH_KEY
 from sdo.trainers.row_ids import refusals
 from sdo.trainers.trainer_types import PLAIN, SUPPORTED, kind_of
+from tests.trainings import SIGNALS
 
 PAIRS, BETA = 11, 0.5
 pytestmark = [
@@ -107,7 +107,8 @@ class Preferred:
         if name in ORGANIZED:
             embeddings = np.random.default_rng(5).standard_normal((len(self.table), 8)).astype(np.float32)
             self.handle = attach(self.trainer, SDO(embeddings, k=2, seed=617))
-        signals = SIGNALS if method != "reward" else ["weight"]
+        layers = "*.down_proj.lora_B.weight" if self.adapter is not None else "*.down_proj.weight"
+        signals = [*SIGNALS, f"samples:{layers}"] if method != "reward" else ["weight"]
         recorder = GradientRecorder(self.folder, signals=signals, sample_every=1)
         self.trainer.add_callback(recorder)
         self.weights = Weights()
@@ -276,10 +277,10 @@ def test_rows_are_the_gradients_of_plain_autograd(preferred, kit, name):
             else:
                 place = micros[row["micro_batch"]].index(row["sample_ids"][0])
                 samples, ids = [truth[row["micro_batch"]][place]], row["sample_ids"]
-            wanted = {"hidden": "hidden", "weight": followed, "head_only": None}[signal]
+            wanted = {"hidden": ["hidden"], "weight": [followed]}.get(signal, run.info["signals"][signal].get("layers"))
             if wanted is None:
-                wanted = next(n for n in samples[0].grads if n.endswith("lm_head.weight"))
-            gradient = kit.sum_of(samples, wanted)
+                wanted = [next(n for n in samples[0].grads if n.endswith("lm_head.weight"))]
+            gradient = torch.cat([kit.sum_of(samples, name) for name in wanted])
             assert row["sample_ids"] == ids
             assert row["tokens"] == sum(sample.tokens for sample in samples)
             if gradient.numel() == len(row["sketch"]):

@@ -116,8 +116,8 @@ def test_backward_ends_at_the_parameter_that_is_followed(untrained, monkeypatch)
     needed = []
     original = module.forward_backward
 
-    def watch(trainer, inputs, taps):
-        loss = original(trainer, inputs, taps)
+    def watch(trainer, inputs, captures):
+        loss = original(trainer, inputs, captures)
         needed.append({n for n, p in trainer.model.named_parameters() if p.grad is not None})
         return loss
 
@@ -166,8 +166,8 @@ def test_pairs_of_dpo(kit, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"signals": ["head_only"]}, "taken of weight and hidden"),
-        ({"signals": []}, "taken of weight and hidden"),
+        ({"signals": ["samples:*.down_proj.weight"]}, "has no gradient of a micro-batch"),
+        ({"signals": []}, "expected some of weight, hidden, head_only, samples"),
         ({"weight": "model.layer.0.weight"}, "there is no parameter"),
     ],
 )

@@ -13,10 +13,10 @@ from leave import leave
 from transformers import TrainerCallback
 
 from diagnostics import GradientRecorder
-from diagnostics.signals.weight import SIGNALS
 from sdo import SDO, attach
 from sdo.demo.tiny_model import build
 from tests.generation import MATRIX, Watch, make
+from tests.trainings import SIGNALS
 
 # (per device, accumulation, generations, steps per generation, iterations), see tests/generation.py. Under the first a
 # group of two is divided among the processes: three completions each, of three prompts.

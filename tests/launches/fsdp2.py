@@ -19,7 +19,7 @@ from training import FIRST, ROWS, N
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from diagnostics import GradientRecorder
-from diagnostics.signals.weight import WeightTap
+from diagnostics.signals import SignalContext, Weight
 from diagnostics.sketches.accuracy import cosine, exact_norm
 from sdo.trainers.processes import Processes
 from tests.llama import tiny_llama
@@ -50,23 +50,24 @@ def sketches(rank, mesh):
         tensor_hook = []
         parameter = dict(net.named_parameters())[f"parts.{name}"]
         micros = [object()]
-        tap = WeightTap.of(net, f"parts.{name}", 16, lambda micros=micros: (0, micros), Silent, 0.5)
-        tap.register()
+        context = SignalContext(net, lambda micros=micros: (0, micros), Silent, k=16, share=0.5)
+        capture = Weight(f"parts.{name}").of(context)
+        capture.register()
         parameter.register_hook(lambda grad, seen=tensor_hook: seen.append(1))
         net(torch.tensor(1.0 + rank)).backward()
         grad = parameter.grad
         whole = grad.full_tensor()
-        reduced = Processes(rank, 2).sum(tap.step_sketch([])).float()
-        square = Processes(rank, 2).sum(tap.step_norm.square()[None])
+        reduced = Processes(rank, 2).sum(capture.parts([])["sketch"]).float()
+        square = Processes(rank, 2).sum(capture.step_norm.square()[None])
         found[name] = {
             "parameter": type(parameter).__name__,
             "gradient": type(grad).__name__ if isinstance(grad, DTensor) else "no DTensor",
             "local": list(grad.to_local().shape),
-            "offset": tap.place.offset,
+            "offset": capture.place.offset,
             "tensor_hooks": len(tensor_hook),
-            "kind": tap.sketch.kind,
-            "error": float((reduced - tap.sketch.sketch(whole)).norm() / tap.sketch.sketch(whole).norm()),
-            "cosine": cosine(reduced, tap.sketch.sketch(whole)),
+            "kind": capture.sketch.kind,
+            "error": float((reduced - capture.sketch.sketch(whole)).norm() / capture.sketch.sketch(whole).norm()),
+            "cosine": cosine(reduced, capture.sketch.sketch(whole)),
             "norm": float(square.sqrt()) / exact_norm(whole),
             # The mean over processes of 3 * scale * part ** 2.
             "mean": float((whole - 4.5 * Odd().parts[name] ** 2).abs().max()),

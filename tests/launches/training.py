@@ -21,14 +21,16 @@ from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
-from diagnostics.signals.weight import DEFAULT_SIGNALS, SIGNALS
+from diagnostics.signals.registry import DEFAULT_SIGNALS
 from sdo import SDO, attach
 from sdo.demo.tiny_model import build
 from tests.llama import tiny_llama
+from tests.trainings import SIGNALS
 
 N, FIRST = 22, 20
 # Before its fused head TRL's losses hid what head_only needs.
 RECORDED = SIGNALS if hasattr(trl.trainer.utils, "add_fused_lm_head") else DEFAULT_SIGNALS
+ASKED = (*RECORDED, "samples:*.down_proj.weight")
 ROWS = [[FIRST + i] + [5 + (3 * i + j) % 11 for j in range(2 + i % 4)] for i in range(N)]
 ORDER = np.random.default_rng(5).permutation(N).tolist()
 MATRIX = np.random.default_rng(0).standard_normal((N, 6))
@@ -133,7 +135,7 @@ def train(
         if stop:
             trainer.add_callback(StopAt(stop))
         if record:
-            trainer.add_callback(GradientRecorder(out / "run", signals=RECORDED, sample_every=2, sketch_size=512))
+            trainer.add_callback(GradientRecorder(out / "run", signals=ASKED, sample_every=2, sketch_size=512))
         trainer.train(resume_from_checkpoint=resume)
     except Exception as error:
         if not fails:  # torchrun ends the other processes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
@@ -14,12 +15,20 @@ from pathlib import Path
 
 import pytest
 
+import sdo
+
 PACKAGES = ("sdo", "diagnostics", "analysis")
 EXTRAS = ("torch", "transformers", "trl")  # what a module may need beyond an install without extras
 MODULES = sorted(
     info.name
     for package in PACKAGES
     for info in pkgutil.walk_packages(importlib.util.find_spec(package).submodule_search_locations, f"{package}.")
+)
+ROOMS = (
+    *("sdo.organizers", "sdo.neighbors", "sdo.embeddings", "sdo.demo"),
+    *("diagnostics.signals", "diagnostics.sketches", "diagnostics.run_folder", "diagnostics.examination"),
+    *("analysis.balance", "analysis.coherence", "analysis.exposure", "analysis.locality", "analysis.probe"),
+    *("analysis.report", "analysis.run_folder", "analysis.seeds"),
 )
 
 
@@ -39,7 +48,7 @@ def load(name):
         return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", [*PACKAGES, *ROOMS])
 def test_exports_are_sorted_and_the_package_is_documented(package):
     module = load(package)
     assert module.__doc__
@@ -48,7 +57,7 @@ def test_exports_are_sorted_and_the_package_is_documented(package):
         module.no_such_name  # noqa: B018 - the access is the test
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", [*PACKAGES, *ROOMS])
 def test_exports_exist_and_are_documented(package):
     module = load(package)
     with extras():
@@ -56,7 +65,36 @@ def test_exports_exist_and_are_documented(package):
             assert inspect.getdoc(getattr(module, name)), f"{package}.{name} has no docstring"
 
 
-@pytest.mark.parametrize("name", ["sdo.attach", "sdo.OrganizedSampler", "diagnostics"])
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import sdo", {"numpy", "faiss", "torch", "pyarrow"}),
+        ("import diagnostics", {"numpy", "torch", "transformers"}),
+        ("import analysis; analysis.Run", {"matplotlib", "scipy", "sklearn", "torch", "faiss"}),
+        ("import analysis.balance, analysis.coherence, analysis.report", {"matplotlib", "scipy", "sklearn", "torch"}),
+        ("from sdo import SDO", {"faiss", "torch", "scipy", "pyarrow"}),
+        ("from sdo.cli.main import build_parser; build_parser()", {"faiss", "torch", "scipy", "pyarrow", "matplotlib"}),
+    ],
+)
+def test_imports_load_what_they_need(code, absent):
+    code += f"; import sys; print(sorted({absent} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, *ROOMS])
+def test_completion_shows_what_is_promised(package):
+    assert dir(load(package)) == sorted(load(package).__all__)
+
+
+def test_the_module_is_the_command_and_tells_its_version():
+    for how in (["-m", "sdo"], ["-c", "import sys; from sdo.cli.main import main; sys.exit(main())"]):
+        done = subprocess.run([sys.executable, *how, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"sdo {sdo.__version__}\n"
+    assert importlib.metadata.version("sdo-toolkit") == sdo.__version__
+
+
+@pytest.mark.parametrize("name", ["sdo.attach", "sdo.OrganizedSampler", "diagnostics.GradientRecorder"])
 def test_without_an_extra_the_remedy_is_named(name):
     """As a user without torch sees it, in a process that cannot find it."""
     package, _, member = name.partition(".")

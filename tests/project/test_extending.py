@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("trl", reason="needs the extra train")
 
+from diagnostics.signals import registry as signals
+from diagnostics.signals.registry import signals_of
 from sdo import SDO
 from sdo.cli.main import main
 from sdo.organizers import registry
@@ -20,11 +22,12 @@ MATRIX = np.random.default_rng(0).standard_normal((40, 4))
 def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    monkeypatch.setattr(signals, "_known", dict(signals._known))
     np.save("E.npy", MATRIX)
     write_training(tmp_path / "runs" / "sdo")
     names = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, "extending.md", "exec"), names)  # noqa: S102 - the page's own code
     made = names["Windows"](SDO(MATRIX).embeddings, seed=3).plan(8)
@@ -33,6 +36,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     plan = SDO(MATRIX, k=2, seed=617).plan(8)
     assert [a + b for a, b in zip(names["seen"][::2], names["seen"][1::2], strict=True)] == plan.batches(0, 5).tolist()
     assert names["state"]["step"] == 5
+    assert signals_of(["embedded", "weight"])[1] == names["Embedded"]()
     assert names["report"].numbers["sections"]["longest"]["state"] == "shown"
     assert not names["report"].failed
     argv = ["plan", "--embeddings", "E.npy", "--batch-size", "8", "--organizer", "windows", "--descending"]

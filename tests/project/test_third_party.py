@@ -1,4 +1,4 @@
-"""An organizer that is not ours: registered, attached, looked at, recorded, explained and run by the command."""
+"""An organizer and a signal that are not ours: registered, examined, recorded, explained and run by the commands."""
 
 import json
 
@@ -8,19 +8,24 @@ import pytest
 
 pytest.importorskip("trl")
 
+import torch
 from trl import SFTConfig, SFTTrainer
 
-from analysis import Run, run_exposure, run_locality
+from analysis import Run, run_coherence, run_exposure, run_locality
 from analysis.report import SECTIONS, Section, SectionSpec, build_report
-from diagnostics import GradientRecorder, doctor
+from diagnostics import GradientRecorder, doctor, register_signal
+from diagnostics.sample_gradients import sample_gradients
+from diagnostics.signals import registry as signal_registry
 from sdo import SDO, InputError, attach, register_organizer
 from sdo.cli.main import main
 from sdo.demo.tiny_model import build
 from sdo.organizers import registry
 from tests.third_party import BLOCKS, LONGEST, Blocks, broken, not_a_section
+from tests.third_party_signal import Embedded
 
 N, STEPS = 20, 104
 TEXTS = [f"question {i} 12" for i in range(N)]
+SIGNALS = ("weight", "hidden", "embedded")
 MATRIX = np.random.default_rng(0).standard_normal((N, 5))
 
 pytestmark = [
@@ -32,10 +37,14 @@ pytestmark = [
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     before = dict(registry._SPECS)
+    words = dict(signal_registry._known)
     register_organizer(BLOCKS)
+    register_signal(Embedded)
     yield
     registry._SPECS.clear()
     registry._SPECS.update(before)
+    signal_registry._known.clear()
+    signal_registry._known.update(words)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +81,7 @@ def recorded(folder):
     rows = Dataset.from_dict({"prompt": TEXTS, "completion": [f" {i}" for i in range(N)]})
     trainer = SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
     handle = attach(trainer, Blocks(SDO(str(folder / "E.npy")).embeddings, turn=2, seed=1))
-    trainer.add_callback(GradientRecorder(str(folder / "run"), sample_every=4))
+    trainer.add_callback(GradientRecorder(str(folder / "run"), signals=SIGNALS, sample_every=4))
     said = doctor(trainer)
     trainer.train()
     return Run.open(folder / "run"), handle, said
@@ -88,6 +97,32 @@ def test_it_is_attached_looked_at_and_recorded(recorded):
     assert [sorted(row) for row in ids] == [sorted(handle.plan.batch(t).tolist()) for t in range(STEPS)]
     exposure = run_exposure(run)
     assert exposure.times.tolist() == handle.trained.tolist() == handle.plan.counts(STEPS).tolist()
+
+
+def test_its_signal_is_recorded_and_explained(recorded):
+    run, _, said = recorded
+    assert [(finding.name, finding.fires) for finding in said.signals] == [(name, True) for name in SIGNALS]
+    assert run.signals == SIGNALS
+    steps, samples = run.gradients("embedded", "step"), run.gradients("embedded", "sample")
+    assert len(steps) == STEPS
+    assert steps.sketch.shape[1] == run.info["signals"]["embedded"]["stored"] == 16
+    total = np.stack([samples.sketch[samples.step == step].sum(axis=0) for step in range(0, STEPS, 4)])
+    assert np.abs(total - steps.sketch[::4]).max() < 1e-5 * np.abs(steps.sketch).max()
+    assert run_coherence(run).keys() >= {*SIGNALS}
+
+
+def test_the_rows_of_its_signal_are_plain_autograds(recorded, folder):
+    """The tiny model's own passes, one sample at a time, through the probe's function."""
+    trainer = recorded[1]._trainer
+    found = sample_gradients(trainer, np.array([3, 11]), signals=["embedded"]).signals["embedded"]
+    model, dataset = trainer.model, trainer.train_dataset
+    for n, sample in enumerate((3, 11)):
+        row = dataset[sample]
+        states = model.get_input_embeddings()(torch.tensor([row["input_ids"]])).detach().requires_grad_()
+        logits = model(inputs_embeds=states).logits[0, :-1]
+        torch.nn.functional.cross_entropy(logits, torch.tensor(row["labels"][1:]), reduction="sum").backward()
+        exact = states.grad[0].sum(dim=0)
+        assert np.abs(found.sketch[n] - exact.numpy()).max() < 1e-4 * float(exact.norm())
 
 
 def test_its_plan_is_drawn_anew_for_the_tests_of_locality(recorded):
@@ -173,14 +208,22 @@ def test_the_commands_run_it(folder, monkeypatch, capsys):
     common += ["--completion_column", "answer", "--use_cpu", "true", "--bf16", "false", "--report_to", "none"]
     common += ["--per_device_train_batch_size", "4", "--max_steps", "3", "--save_strategy", "no", "--output_dir", "o"]
     common += ["--organizer.name", "blocks", "--organizer.embeddings", "E.npy", "--organizer.seed", "2"]
-    assert main(["sft", *common, "--organizer.turn", "3", "--recorder.out", "sft-run"]) == 0
+    recorder = ["--recorder.signals", "weight", "embedded", "--recorder.sample_every", "1", "--recorder.out"]
+    assert main(["sft", *common, "--organizer.turn", "3", *recorder, "sft-run"]) == 0
+    assert len(pq.read_table(folder / "sft-run" / "gradients" / "embedded")) == 3 * (1 + 4)
     plan = Blocks(SDO(MATRIX).embeddings, turn=3, seed=2).plan(4)
     ids = pq.read_table(folder / "sft-run" / "steps").column("sample_ids").to_pylist()
     assert [sorted(row) for row in ids] == [sorted(plan.batch(t).tolist()) for t in range(3)]
     capsys.readouterr()
-    assert main(["doctor", *common, "--organizer.turn", "3", "--recorder.out", "next-run"]) == 0
-    assert "blocks; its first epoch" in capsys.readouterr().out
+    assert main(["doctor", *common, "--organizer.turn", "3", *recorder, "next-run"]) == 0
+    said = capsys.readouterr().out
+    assert "blocks; its first epoch" in said
+    assert "embedded" in said
     assert main(["sft", *common, "--organizer.turns", "3"]) == 2
     assert "organizer: unknown key 'turns'; did you mean 'turn'?" in capsys.readouterr().err
     assert main(["sft", *common, "--organizer.turn", "-3"]) == 2
     assert "turn is -3; expected a whole number from 0" in capsys.readouterr().err
+    assert main(["sft", *common, "--recorder.out", "x", "--recorder.signals", "embeded"]) == 2
+    assert "did you mean 'embedded'?" in capsys.readouterr().err
+    assert main(["sft", *common, "--recorder.out", "x", "--recorder.signals", "embedded:lm_head.weight"]) == 2
+    assert "embedded got the target 'lm_head.weight'; expected none" in capsys.readouterr().err

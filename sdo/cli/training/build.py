@@ -330,7 +330,8 @@ def train(setup: Setup) -> int:
     int
         0.
     """
-    from diagnostics.signals.weight import find_weight
+    from diagnostics.signals.base import SignalContext
+    from diagnostics.signals.registry import signals_of
     from sdo.trainers.ended import EndsInTime, why_ended
     from sdo.trainers.requirements import require_trained_tokens
 
@@ -339,8 +340,16 @@ def train(setup: Setup) -> int:
     with _leaving_nothing(setup):
         require_trained_tokens(trainer.train_dataset, shifts=True)
         setup.equip()
-        if recorder is not None and "weight" in recorder.signals:
-            find_weight(trainer.model, recorder.weight)
+        if recorder is not None:
+            context = SignalContext(
+                trainer.model,
+                current=lambda: (0, []),
+                clock=contextlib.nullcontext,
+                k=recorder.sketch_size,
+                sample_every=recorder.sample_every,
+            )
+            for signal in signals_of(recorder.signals, recorder.weight):
+                signal.of(context)  # refuses what the model lacks
         if setup.organizer is None and recorder is None:
             trainer.add_callback(EndsInTime())
         with free_streams(), warnings.catch_warnings():

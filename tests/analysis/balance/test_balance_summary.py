@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from analysis import Predictions, Prompts, given_labels, summarise_balance, wilson
-from analysis.balance.cluster_balance import cluster_balance, compare_balance
+from analysis.balance.per_cluster import cluster_balance, compare_balance
 from sdo.embeddings.matrix import Embeddings
 from sdo.errors import InputError
 

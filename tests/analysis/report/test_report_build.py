@@ -28,7 +28,7 @@ from analysis.report import build_report
 from analysis.report.material import ReportMaterial
 from analysis.report.seeds import seeds_section
 from analysis.report.settings import kinds_of_run
-from analysis.run_folder.training import evaluation_curves
+from analysis.run_folder.curves import evaluation_curves
 from sdo import Embeddings, Uniform
 
 MARKUP = "</title><script>alert('x')</script><img src=x onerror=alert(1)> $a_b$ \u202e"

@@ -10,6 +10,7 @@ import pytest
 from analysis import Run, compare_seeds, pair_runs, run_exposure, run_locality
 from analysis.locality.association import SeriesDesign, SeriesTest
 from analysis.locality.redraw import Draw, recorded_plan
+from analysis.run_folder.curves import evaluations, rewards, training
 from analysis.run_folder.overview import mean_within_batch_cosine
 from analysis.run_folder.recorded import (
     exposed_batches,
@@ -19,7 +20,6 @@ from analysis.run_folder.recorded import (
     score_meaning,
     steps_per_batch,
 )
-from analysis.run_folder.training import evaluations, rewards, training
 from sdo import SDO, Embeddings, InputError
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (4, 2)]  # optimizer steps of a generation batch, times that it is gone through

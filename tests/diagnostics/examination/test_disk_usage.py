@@ -25,7 +25,7 @@ def shape_of(recorded, kit, **changes):
         "micro_batches": case.accumulation,
         "samples": kit.ROWS,
         "sample_every": case.sample_every,
-        "stored": {name: signal["stored"] for name, signal in recorded.info["signals"].items()},
+        "signals": {s.name: (recorded.info["signals"][s.name]["stored"], s.kinds) for s in recorded.recorder.signals},
         "evaluations": 0,
     }
     return Shape(**{**values, **changes})

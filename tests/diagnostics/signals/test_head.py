@@ -10,12 +10,11 @@ import trl.trainer.utils
 from transformers import FalconH1Config, GraniteConfig, LlamaConfig
 
 from diagnostics import GradientRecorder
-from diagnostics.signals import head
-from diagnostics.signals.head import CalledPositions, FusedPositions, HeadTap, LogitForm
+from diagnostics.signals import HeadOnly, Hidden, SignalContext, Weight, head, head_positions
+from diagnostics.signals.head_positions import CalledPositions, FusedPositions, LogitForm
 from diagnostics.sketches import count_sketch as sketch
 from diagnostics.sketches.count_sketch import GradientSketch
 from sdo.errors import InputError
-from sdo.trainers.trainer_types import PLAIN
 
 fused = pytest.mark.skipif(not hasattr(trl.trainer.utils, "add_fused_lm_head"), reason="needs TRL's fused head")
 
@@ -94,7 +93,7 @@ def test_large_heads_and_long_batches(kit, tmp_path, monkeypatch, limits):
         for name, value in {"ROW_BUCKETS": 64, "PRODUCT_ENTRIES": 300}.items():
             monkeypatch.setattr(sketch, name, value)
         for name, value in {"BLOCK_ENTRIES": 1000, "KEPT_ENTRIES": 0}.items():
-            monkeypatch.setattr(head, name, value)
+            monkeypatch.setattr(head_positions, name, value)
     else:
         monkeypatch.setattr(head, "CHUNK_POSITIONS", 7)
     case = kit.Case(batch=2, accumulation=2, max_steps=2, sample_every=2, sketch_size=256)
@@ -159,8 +158,8 @@ FORMS = {
 @pytest.mark.parametrize("entropy", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
 def test_factors_of_the_fused_loss_are_those_of_autograd(monkeypatch, name, entropy, kept):
-    monkeypatch.setattr(head, "BLOCK_ENTRIES", 5 * 9)
-    monkeypatch.setattr(head, "KEPT_ENTRIES", 1 << 20 if kept else 0)
+    monkeypatch.setattr(head_positions, "BLOCK_ENTRIES", 5 * 9)
+    monkeypatch.setattr(head_positions, "KEPT_ENTRIES", 1 << 20 if kept else 0)
     torch.manual_seed(4)
     form, module, states, targets = FORMS[name], Head(37, 6, bias=True), torch.randn(9, 6), torch.randint(37, (9,))
     product = (states @ module.weight.T + module.bias).requires_grad_(True)
@@ -183,7 +182,7 @@ def test_factors_of_the_fused_loss_are_those_of_autograd(monkeypatch, name, entr
 
 
 def test_factors_of_a_called_head_are_its_outputs_gradient(monkeypatch):
-    monkeypatch.setattr(head, "BLOCK_ENTRIES", 12)
+    monkeypatch.setattr(head_positions, "BLOCK_ENTRIES", 12)
     grad = torch.randn(4, 10, dtype=torch.bfloat16)
     blocks = list(CalledPositions(torch.randn(4, 3), grad).gradients())
     assert [first for first, _ in blocks] == [0, 3, 6, 9]
@@ -210,22 +209,22 @@ def test_a_capped_model_is_read(runs):
 # ---------------------------------------------------------------------- refusals
 
 
-def tap_of(model):
-    return HeadTap.of(model, 64, lambda: (0, []), None, kind=PLAIN, args=None, every=1)
+def capture_of(model):
+    return HeadOnly().of(SignalContext(model, lambda: (0, []), None, k=64, sample_every=1))
 
 
 def test_a_model_without_a_head_is_refused(kit):
     model = kit.make_model()
     model.get_output_embeddings = lambda: None
     with pytest.raises(InputError, match="has no language-model head"):
-        tap_of(model)
+        capture_of(model)
 
 
 def test_a_sharded_head_is_refused(kit):
     model = kit.make_model(tied=False)
     model.lm_head.weight = torch.nn.Parameter(torch.empty(0))  # what stage 3 of ZeRO leaves of it
     with pytest.raises(InputError, match="the head's weight is sharded"):
-        tap_of(model)
+        capture_of(model)
 
 
 @fused
@@ -259,5 +258,5 @@ def test_a_head_that_is_neither_called_nor_fused_is_named(kit, tmp_path):
 
 
 def test_it_is_not_recorded_unless_asked_for(tmp_path):
-    assert GradientRecorder(tmp_path).signals == ("weight", "hidden")
-    assert GradientRecorder(tmp_path, signals=["head_only", "weight"]).signals == ("weight", "head_only")
+    assert GradientRecorder(tmp_path).signals == (Weight(), Hidden())
+    assert GradientRecorder(tmp_path, signals=["head_only", "weight"]).signals == (Weight(), HeadOnly())

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from diagnostics.signals.weight import find_decoder, find_weight
+from diagnostics.signals.hidden import find_decoder
+from diagnostics.signals.weight import find_weight
 from diagnostics.sketches.count_sketch import GradientSketch
 from sdo.errors import InputError
 

@@ -122,6 +122,27 @@ def test_a_run_with_hardly_any_data(tmp_path, capsys):
     assert " -" in capsys.readouterr().out
 
 
+def test_a_signal_of_single_samples_alone(tmp_path, capsys):
+    """As `samples` records it: there is nothing between steps, and the picture within them stands."""
+    rng = np.random.default_rng(0)
+    writer = run_folders.RunWriter(tmp_path / "run", {"samples": 3}).info()
+    rows = [
+        {"step": t, "kind": "sample", "micro_batch": 0, "sample_ids": [i], "sketch": rng.normal(size=3)}
+        for t in range(5)
+        for i in range(3)
+    ]
+    writer.gradients("samples", rows, 0, 4)
+    assert call(tmp_path / "run", "--out", tmp_path / "out") == 0
+    entry = read(tmp_path / "out")
+    step, batch = (entry["runs"][0]["signals"]["samples"][key] for key in ("step_coherence", "batch_coherence"))
+    assert (step["steps"], step["mean"], step["matrix"]) == (0, None, None)
+    assert step["matrix_reason"] == "the run has no row of a step for this signal"
+    assert (batch["between"], batch["steps"]) == ("samples", 5)
+    assert entry["files"] == ["batch-coherence-samples.png"]
+    assert entry["failed"] == []
+    assert "no picture of step coherence, samples: it has rows of single samples" in capsys.readouterr().out
+
+
 def test_micro_batches_stand_in_for_samples_and_are_told_apart(tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     run_folders.write_training(tmp_path / "a", steps=5, k=3)

@@ -264,7 +264,7 @@ CASES = {
         "DPOTrainer refuses: You cannot use `sync_ref_model=True` together with",
     ),
     "too few embeddings": (["--organizer.embeddings", "short.npy"], {}, "have 11 rows, the dataset has 12"),
-    "signal unknown": (["--recorder.signals", "head"], {}, "signals are ['head']; expected some of weight, hidden"),
+    "signal unknown": (["--recorder.signals", "head"], {}, "did you mean 'head_only'? expected some of weight, hidden"),
 }
 
 

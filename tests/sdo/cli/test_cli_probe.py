@@ -278,7 +278,7 @@ def test_an_out_folder_that_holds_other_things_is_left_alone(here, capsys):
         (["--embeddings", ""], "--embeddings is missing"),
         (["--organizer.name", "uniform"], "the organizer is uniform; expected SDO"),
         (["--organizer.locality", "random"], "locality 'random'"),
-        (["--recorder.signals", "head_only"], "taken of weight and hidden"),
+        (["--recorder.signals", "samples:*.down_proj.weight"], "has no gradient of a micro-batch"),
         (["--recorder.weight", "lm_head"], "there is no parameter 'lm_head'"),
         (["--prompt_column", "q"], "has no column 'q'"),
         (["--model", "nowhere/model"], "model nowhere/model"),

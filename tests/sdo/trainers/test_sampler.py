@@ -122,7 +122,7 @@ def test_seeds():
 
 @pytest.mark.parametrize(
     "name",
-    ["sdo.organizers.sdo", "sdo.trainers.sampler", "sdo.organizers.plan", "sdo.checks", "sdo.cli.training.config"],
+    ["sdo.organizers.sdo", "sdo.trainers.sampler", "sdo.organizers.steps", "sdo.checks", "sdo.cli.training.config"],
 )
 def test_examples_in_docstrings(name):
     module = importlib.import_module(name)

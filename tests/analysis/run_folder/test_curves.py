@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis import Run
-from analysis.run_folder.training import Training, evaluation_curves, evaluations, loss_curves, loss_label, training
+from analysis.run_folder.curves import Training, evaluation_curves, evaluations, loss_curves, loss_label, training
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, chi2_contingency
 
-from analysis.balance.cluster_balance import LEVEL, UNMOVED, _difference, cluster_balance, compare_balance
 from analysis.balance.metrics import LOWER, METRICS, wilson
+from analysis.balance.per_cluster import LEVEL, UNMOVED, _difference, cluster_balance, compare_balance
 from analysis.balance.questions import Units
 from analysis.balance.results import Difference, MetricBalance
 
