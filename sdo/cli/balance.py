@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.balance_text import describe, explained
 from sdo.cli.common.cluster_options import add_options, check_options, read_material, sources_of
 from sdo.cli.common.outputs import Parts, array_writer, check_out_folder, file_names, json_writer, make_folder
@@ -21,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "balance",
-        help="predictions -> balance over clusters",
+        help=COMMANDS["balance"],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Compare accuracy over clusters of questions, within and between runs. Writes balance.json,\n"
         "labels.npy and pictures: clusters-RUN.png, lorenz.png, sizes.png, against-BASELINE-RUN.png.\n\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import Parts, aligned, array_writer, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.common.run_options import add_options, check_gradients, open_runs
 from sdo.errors import InputError
@@ -34,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "coherence",
-        help="run folders -> step and batch coherence",
+        help=COMMANDS["coherence"],
         description="Compare the recorded gradients of one or more runs. Writes coherence.json, the matrices "
         "(step-coherence-SIGNAL-RUN.npy; above 16,384 steps means over blocks of steps) and pictures on one scale "
         "(step-coherence-SIGNAL.png, batch-coherence-SIGNAL.png).",

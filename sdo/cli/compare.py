@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import aligned, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.common.run_options import unique_names
 from sdo.errors import printable
@@ -26,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "compare",
-        help="runs of several seeds -> tests at each checkpoint",
+        help=COMMANDS["compare"],
         description="Compare the evaluations of two kinds of run (held-out loss, correctness, whatever was logged): at "
         "each step that all runs have, a paired t-test, Cohen's d of the paired differences, and a sign-flip test with "
         "the smallest p that it can reach. Rewards in training (GRPO, RLOO), of other prompts in each run, are "

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sdo.cli.commands import COMMANDS
 from sdo.demo.folder import MANIFEST, DemoFolder
 from sdo.demo.summary import NAMES, summarise
 from sdo.demo.word_problems import Problem, generate
@@ -42,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "demo",
-        help="two short recorded trainings, uniform and SDO, explained",
+        help=COMMANDS["demo"],
         description="Train a small model on made-up word problems, once with uniform batches and once with SDO's, "
         "record both and compare their gradients. Needs no download and no GPU; one to two minutes on two cores. "
         "Writes the data, both run folders (uniform, sdo), pictures and numbers (coherence), summary.md "

@@ -17,7 +17,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = add_training_parser(
         subparsers,
         "dpo",
-        "direct preference optimization with TRL's DPOTrainer",
         "sdo dpo --config pairs.yaml --beta 0.2 --organizer.k 8 --recorder.out runs/k8",
         METHOD.columns,
         " A sample is a pair: a prompt with its chosen and its rejected answer, and has one embedding.",

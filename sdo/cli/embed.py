@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import check_outputs, make_folder
 from sdo.embeddings.cache import EmbeddingCache, cache_folder, cache_key
 from sdo.embeddings.files import SUFFIXES, normalise_ids, write_matrix_file
@@ -48,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "embed",
-        help="text -> embeddings",
+        help=COMMANDS["embed"],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Embed one column of a source: one row a text, float32, in the source's order. Beside the matrix\n"
         "goes a JSON file that says how it was made. Rows made before from the same texts, model and options are\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import Parts, aligned, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.common.run_options import add_options, check_gradients, open_runs
 from sdo.errors import InputError, printable
@@ -33,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "locality",
-        help="run folders -> do gradients follow embeddings?",
+        help=COMMANDS["locality"],
         description="Associate embeddings with the recorded gradients of one or more runs, and compare each run with "
         "re-draws of its own plan. Writes locality.json, the cloud of each signal with its binned mean "
         "(locality-SIGNAL-RUN.png) and the series over the steps (series-RUN.png).",

@@ -35,7 +35,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = add_training_parser(
         subparsers,
         "probe",
-        "before training: would SDO's neighbour batches change the gradients?",
         "sdo probe --model HuggingFaceTB/SmolLM2-135M-Instruct --data train.jsonl --embeddings E.npy --out probe\n"
         "    --prompt_column question --completion_column answer --organizer.k 4 --seed 617",
         SFTColumns,

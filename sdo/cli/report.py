@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.cluster_options import add_options, check_options, read_material, sources_of
 from sdo.cli.common.outputs import check_outputs, make_folder
 from sdo.cli.common.run_options import open_runs
@@ -26,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "report",
-        help="run folders, predictions -> one HTML file",
+        help=COMMANDS["report"],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Put verdict, alerts, balance, training, coherence, locality, exposure, weakest clusters and\n"
         "provenance of runs and predictions into one HTML file without scripts, and the same numbers into a JSON file\n"
