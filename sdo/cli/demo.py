@@ -6,25 +6,32 @@ import argparse
 import contextlib
 import io
 import json
+import shlex
+import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sdo.cli.commands import COMMANDS
-from sdo.demo.folder import MANIFEST, DemoFolder
-from sdo.demo.summary import NAMES, summarise
+from sdo.cli.common.run_options import open_runs
+from sdo.demo.families import families_section
+from sdo.demo.folder import MANIFEST, NAMES, DemoFolder
 from sdo.demo.word_problems import Problem, generate
 from sdo.embeddings.matrix import Embeddings
 from sdo.errors import InputError, counted
 from sdo.organizers.plan import Organizer
 from sdo.organizers.sdo import SDO
 from sdo.organizers.uniform import Uniform
+
+if TYPE_CHECKING:
+    from analysis.report import SectionSpec
 
 _SPOKEN = {"uniform": "uniform", "sdo": "SDO's"}
 MICRO_BATCH, MICRO_BATCHES = 4, 2
@@ -46,8 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help=COMMANDS["demo"],
         description="Train a small model on made-up word problems, once with uniform batches and once with SDO's, "
         "record both and compare their gradients. Needs no download and no GPU; one to two minutes on two cores. "
-        "Writes the data, both run folders (uniform, sdo), pictures and numbers (coherence), summary.md "
-        "and report.html, the page to look at.",
+        "Writes the data, both run folders (uniform, sdo), pictures and numbers (coherence) and report.html, the "
+        "page to look at.",
         epilog="example: sdo demo --out demo",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for everything")
@@ -118,15 +125,13 @@ def _demo(args: argparse.Namespace, material: _Material, say: _Clock) -> int:
         recording = _Recording(organizer, material.held_out, out / name)
         _train(model, tokenizer, material.train, steps=args.steps, seed=args.seed, recording=recording)
     say(f"comparing the gradients of both runs, in {out / 'coherence'}")
-    status = _compare(out)
-    setting = _setting(args, material, embeddings.dim, warm_up, model.num_parameters())
-    summary = summarise(out, material.families, setting)
-    (out / "summary.md").write_text(summary, encoding="utf-8")
+    compared, table = _compare(out)
     say(f"writing the report, {out / 'report.html'}")
-    status = max(status, _report(out))
+    setting = _setting(args, material, embeddings.dim, warm_up, model.num_parameters())
+    reported, first = _report(args, families_section(material.families, setting))
     say("done")
-    print(f"\n{summary}", end="")
-    return status
+    print(f"\n{table}\n{first}\n{_where(out, args.seed)}")
+    return max(compared, reported)
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -317,24 +322,52 @@ def _quiet() -> Iterator[None]:
 # ---------------------------------------------------------------------- comparing
 
 
-def _compare(out: Path) -> int:
-    """Run ``sdo coherence`` on both runs; its table is left out, since the summary holds its numbers."""
+def _compare(out: Path) -> tuple[int, str]:
+    """Run ``sdo coherence`` on both runs; its status, and what it prints."""
     from sdo.cli import coherence
 
     args = argparse.Namespace(
         runs=[out / name for name in NAMES], out=out / "coherence", signal=None, smooth=None, overwrite=False
     )
-    with contextlib.redirect_stdout(io.StringIO()):
-        return coherence.run(args)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = coherence.run(args)
+    return status, printed.getvalue()
 
 
-def _report(out: Path) -> int:
-    """Run ``sdo report`` on both runs."""
-    from sdo.cli import main
+def _report(args: argparse.Namespace, section: SectionSpec) -> tuple[int, str]:
+    """Write the report on both runs; the status of ``sdo report``, and what stands first on the page."""
+    from analysis.report import SECTIONS, build_report
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        runs = [str(out / name) for name in NAMES]
-        return main.main(["report", *runs, "--title", "Uniform and SDO batches", "--out", str(out / "report.html")])
+    out: Path = args.out
+    report = build_report(
+        open_runs([out / name for name in NAMES]),
+        title="Uniform and SDO batches",
+        command=["sdo", "demo", *(f"--{name}={vars(args)[name]}" for name in ("out", "steps", "problems", "seed"))],
+        sections=[section, *SECTIONS],
+    )
+    report.write(out / "report.html")
+    for title in report.failed:
+        print(f"sdo demo: the section {title!r} of the report failed; the page shows why", file=sys.stderr)
+    said = [*(finding["words"] for finding in report.numbers["verdict"]), *report.numbers["alerts"]]
+    lines = [textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in said]
+    return int(bool(report.failed)), "\n".join(["What stands first in the report:", *lines, ""])
+
+
+def _where(out: Path, seed: int) -> str:
+    """Say where to look, and which commands lead on."""
+    folder, other = shlex.quote(str(out)), shlex.quote(f"{out}-seed-{seed + 1}")
+    return "\n".join(
+        (
+            "All of it on one page, for a browser:",
+            f"    {out / 'report.html'}",
+            "Does it hold for another seed?",
+            f"    sdo demo --out {other} --seed {seed + 1}",
+            "The pictures with less noise:",
+            f"    sdo coherence {folder}/uniform {folder}/sdo --smooth 10 --out {folder}/smooth",
+            "Which batches SDO makes, without training:",
+            f"    sdo plan --embeddings {folder}/embeddings.npy --batch-size {BATCH} --out {folder}/plan.parquet",
+        )
+    )
 
 
 def _setting(args: argparse.Namespace, material: _Material, dim: int, warm_up: int, parameters: int) -> str:

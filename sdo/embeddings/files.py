@@ -1,9 +1,9 @@
 """Files that hold an embedding matrix and, if wanted, the ids of its rows: ``.npy``, ``.npz``, ``.safetensors``.
 
 numpy alone reads and writes all three. A safetensors file is eight bytes of length, a JSON header and raw
-little-endian numbers (https://github.com/huggingface/safetensors#format); parsing it here keeps the core free of a
-dependency, maps the matrix into memory instead of copying it, and reads bfloat16 without a package for that type.
-Nothing is ever unpickled.
+little-endian numbers (https://github.com/huggingface/safetensors#format). The package `safetensors` comes with
+transformers, which planning and analysis do without; and into numpy it copies the matrix, where we map the file into
+memory, and reads no bfloat16. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
