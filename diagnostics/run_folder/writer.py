@@ -48,6 +48,7 @@ from diagnostics.run_folder.parquet import (
     write_durably,
     write_table,
 )
+from sdo.checks import whole_number
 from sdo.errors import InputError
 from sdo.run_format import (
     EVALUATIONS,
@@ -203,9 +204,7 @@ class RunLog:
                 raise InputError(
                     f"signal name {name!r} cannot name a folder; expected letters, digits, '_', '-' and '.'"
                 )
-            stored = signal.get("stored")
-            if not isinstance(stored, int) or stored < 1:
-                raise InputError(f"signal {name!r} has stored={stored!r}; expected its sketch's length")
+            whole_number(f"stored of signal {name!r}", signal.get("stored"), 1)
         if rank == 0:
             check_free(folder)
         created = datetime.now(UTC).isoformat(timespec="seconds")

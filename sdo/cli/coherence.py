@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.checks import whole_number
 from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import Parts, aligned, array_writer, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.common.run_options import add_options, check_gradients, open_runs
@@ -59,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     int
         0, or 1 when a part of the output failed; it is named on standard error.
     """
-    if args.smooth is not None and args.smooth < 1:
-        raise InputError(f"--smooth {args.smooth}: expected a number of steps of at least 1")
+    if args.smooth is not None:
+        whole_number("--smooth", args.smooth, 1)
     runs = open_runs(args.runs)
     signals = _signals(list(runs.values()), args.signal)
     for one in runs.values():

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sdo.checks import whole_number
 from sdo.cli.commands import COMMANDS
 from sdo.cli.common.run_options import open_runs
 from sdo.demo.families import families_section
@@ -141,8 +142,7 @@ def _check_options(args: argparse.Namespace) -> None:
         ("--seed", args.seed, 0, _MAX_SEED),
     )
     for name, value, low, high in limits:
-        if not low <= value <= high:
-            raise InputError(f"{name} {value}: expected a whole number from {low} to {high}")
+        whole_number(name, value, low, high)
 
 
 def _require_training() -> None:

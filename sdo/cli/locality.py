@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.checks import whole_number
 from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import Parts, aligned, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.common.run_options import add_options, check_gradients, open_runs
@@ -63,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from analysis.locality.redraw import find_embeddings
 
-    if args.redraws < 0:
-        raise InputError(f"--redraws {args.redraws}: expected a number from 0")
+    whole_number("--redraws", args.redraws, 0)
     runs = open_runs(args.runs)
     for one in runs.values():
         check_gradients(one, one.signals if args.signal is None else [args.signal])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdo.atomic import write_atomically
+from sdo.checks import whole_number
 from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import check_outputs, make_folder
 from sdo.cli.training.config import apply_overrides, parse_section
@@ -75,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     int
         0; every failure is an :class:`InputError`.
     """
-    if args.epochs < 1:
-        raise InputError(f"--epochs is {args.epochs}; expected a whole number from 1")
+    whole_number("--epochs", args.epochs, 1)
     sources = () if args.embeddings is None else (args.embeddings,)
     record = check_outputs(args.out, ".parquet", overwrite=args.overwrite, sources=sources)
     plan = _organizer(args).plan(args.batch_size)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.checks import whole_number
 from sdo.cli import dpo, sft
 from sdo.cli.common.outputs import Parts, check_out_folder, json_writer, make_folder
 from sdo.cli.common.probe_text import WORDS, table
@@ -94,8 +95,8 @@ def _check(args: argparse.Namespace) -> None:
     if not 0 < args.smallest_change < 1:
         raise InputError(f"--smallest-change is {args.smallest_change}; expected a share between 0 and 1")
     for name, value, least in (("batch-size", args.batch_size, 2), ("samples", args.samples, 16)):
-        if value is not None and value < least:
-            raise InputError(f"--{name} is {value}; expected a number from {least}")
+        if value is not None:
+            whole_number(f"--{name}", value, least)
     given = [(key, getattr(args, option)) for option, key in _KEYS.items()]
     if args.batch_size is not None:
         given += [("per_device_train_batch_size", args.batch_size), ("gradient_accumulation_steps", 1)]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdo.checks import whole_number
 from sdo.cli.commands import COMMANDS
 from sdo.cli.common.cluster_options import add_options, check_options, read_material, sources_of
 from sdo.cli.common.outputs import check_outputs, make_folder
@@ -60,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.runs and not args.predictions:
         raise InputError("neither run folders nor --predictions came; fix: sdo report RUN --out report.html")
-    if args.redraws < 0:
-        raise InputError(f"--redraws {args.redraws}: expected a number from 0")
+    whole_number("--redraws", args.redraws, 0)
     sources = (*args.runs, *sources_of(args), args.run_embeddings)
     check_outputs(args.out, ".html", overwrite=args.overwrite, sources=sources)
     if args.predictions:

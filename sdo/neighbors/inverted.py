@@ -167,7 +167,11 @@ class InvertedLists:
 
 
 def _train(unit: NDArray[np.float32], rows: NDArray[np.int64], n_groups: int) -> NDArray[np.float32]:
-    """Spherical k-means on a random share of the rows; seeds and share are drawn by a fixed key."""
+    """Spherical k-means on a random share of the rows; seeds and share are drawn by a fixed key.
+
+    Not the k-means of `analysis.balance.kmeans`: that one draws its first centres by k-means++, ends when no label
+    changes, rounds centres to a grid and moves empty ones. Either in the other's place would change plans or labels.
+    """
     keys = raw_keys(0, CENTROIDS, 0, len(unit))[rows]
     chosen = np.argsort(keys, kind="stable")[: _ROWS_PER_CENTROID * n_groups]
     centroids = unit[rows[chosen[:n_groups]]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdo.checks import whole_number
 from sdo.cli.common.run_options import real, run_name, shortest_suffix
 from sdo.embeddings.row_files import whole_numbers
 from sdo.errors import InputError, counted
@@ -100,8 +101,7 @@ def check_options(args: argparse.Namespace) -> None:
         raise InputError(
             "--prompts and --column belong together: the source of the questions, and the column they are in"
         )
-    if not 0 <= args.seed <= MAX_SEED:
-        raise InputError(f"--seed {args.seed}: expected 0 to 2**64 - 1")
+    whole_number("--seed", args.seed, 0, MAX_SEED)
     if args.resamples < 99:
         raise InputError(
             f"--resamples {args.resamples}: expected at least 99, or no p could be below 0.05 with any power"

@@ -357,7 +357,7 @@ def test_signal_names_stay_inside_the_folder(tmp_path, name):
 
 @pytest.mark.parametrize("stored", [0, -1, 2.5, None])
 def test_signals_need_a_length(tmp_path, stored):
-    with pytest.raises(InputError, match=f"stored={stored}"):
+    with pytest.raises(InputError, match=r"stored of signal .*; expected a whole number from 1"):
         RunLog.create(tmp_path / "run", {"signals": {"weight": {"stored": stored}}})
 
 

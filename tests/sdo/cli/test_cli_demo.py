@@ -168,7 +168,7 @@ def test_every_file_is_listed(made):
 def test_refuses_options_out_of_range(sizes, tmp_path):
     status, out, err = call("--out", tmp_path / "demo", *sizes)
     assert (status, out) == (2, "")
-    assert err.startswith(f"sdo demo: {sizes[0]} {sizes[1]}: expected a whole number from ")
+    assert err.startswith(f"sdo demo: {sizes[0]} is {sizes[1]}; expected a whole number from ")
     assert not list(tmp_path.iterdir())
 
 
