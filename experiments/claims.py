@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.seeds.compare import FEW_PAIRS, PairedComparison
+from analysis.seeds.differences import FEW_PAIRS, PairedComparison
 from experiments.figures import (
     FEW_STEPS,
     Measure,

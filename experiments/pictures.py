@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.drawing import COLOURS, named_legend
-from analysis.seeds.compare import PairedComparison
+from analysis.seeds.differences import PairedComparison
 from experiments.figures import Measure, Result, by_seed, difference, level, score
 from experiments.settings import Setting
 from experiments.tables import MAIN_SCORE, SCORE_BETTER, SCORE_LABEL

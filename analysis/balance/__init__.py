@@ -8,7 +8,8 @@ from sdo.lazy import exports
 
 if TYPE_CHECKING:
     from analysis.balance.cluster_texts import Prompts
-    from analysis.balance.clusters import Clustering, cluster, duplicate_groups, given_labels, read_labels
+    from analysis.balance.clusters import Clustering, cluster, given_labels, read_labels
+    from analysis.balance.duplicates import duplicate_groups
     from analysis.balance.metrics import wilson
     from analysis.balance.per_cluster import cluster_balance, compare_balance
     from analysis.balance.plots import cluster_sizes, dumbbell, lorenz, ranked_clusters

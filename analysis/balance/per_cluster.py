@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.balance.clusters import NOISE
+from analysis.balance.duplicates import NOISE
 from analysis.balance.latent_spread import (
     accuracies,
     between_squares,

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.balance.cluster_texts import Prompts, central_rows, keywords, shown_text
-from analysis.balance.clusters import NEAR_DUPLICATE, Clustering, described_embeddings, duplicate_groups
+from analysis.balance.clusters import Clustering, described_embeddings
+from analysis.balance.duplicates import NEAR_DUPLICATE, duplicate_groups
 from analysis.balance.metrics import MOVES_WITH_MEAN, wilson
 from analysis.balance.per_cluster import LEVEL, MOVES, cluster_balance, compare_balance
 from analysis.balance.predictions import Predictions

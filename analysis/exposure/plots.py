@@ -12,7 +12,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis.drawing import COLOURS, MANY_RUNS, figure_of, message, plain_text, runs_legend
 from analysis.exposure.ledger import Exposure
-from analysis.seeds.compare import PairedComparison, SeedComparison
+from analysis.seeds.compare import SeedComparison
+from analysis.seeds.differences import PairedComparison
 from sdo.errors import counted
 
 _BARS = 40  # beyond, or of many runs, counts are drawn as a line

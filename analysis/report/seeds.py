@@ -9,16 +9,8 @@ from analysis.exposure.plots import seed_differences
 from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number, signed, some
 from analysis.report.material import ReportMaterial
 from analysis.report.settings import kinds_of_run
-from analysis.seeds.compare import (
-    FEW_PAIRS,
-    LEVEL,
-    PairedComparison,
-    Pairing,
-    SeedComparison,
-    UnpairedComparison,
-    compare_seeds,
-    pair_runs,
-)
+from analysis.seeds.compare import Pairing, SeedComparison, compare_seeds, pair_runs
+from analysis.seeds.differences import FEW_PAIRS, LEVEL, PairedComparison, UnpairedComparison
 from sdo.errors import InputError, counted
 
 # What the name of a measure says of its direction; of others no better or worse is said.

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
     from analysis.report.settings import kinds_of_run, setting_alerts
-    from analysis.seeds.compare import FEW_PAIRS, LEVEL
+    from analysis.seeds.differences import FEW_PAIRS, LEVEL
 
     notes = [note for one in found for note in one.notes]
     for side, runs in (("--baseline", pairing.baseline), ("--against", pairing.against)):
