@@ -75,7 +75,7 @@ def cell(variable: str, value: int) -> dict[str, float]:
 
 
 def draw(found: dict[str, dict[str, list[float]]], out: Path) -> None:
-    """Draw time above memory, a column a variable; dotted lines show the growth of the work."""
+    """Plot time above memory, a column a variable; dotted lines show the growth of the work."""
     from matplotlib.figure import Figure
 
     from analysis import save as save_figure

@@ -15,7 +15,7 @@ from experiments.tables import MAIN_SCORE, SCORE_BETTER, SCORE_LABEL
 
 
 def curves(setting: Setting, cells: Sequence[Result], arms: Sequence[str]) -> Figure:
-    """Draw the held-out score over the checkpoints, and below it each arm's paired difference to the baseline.
+    """Plot the held-out score over the checkpoints, and below it each arm's paired difference to the baseline.
 
     Bands and bars are 95 % t intervals over seeds; there are none with one seed.
     """
@@ -52,7 +52,7 @@ def curves(setting: Setting, cells: Sequence[Result], arms: Sequence[str]) -> Fi
 
 
 def forest(setting: Setting, cells: Sequence[Result], arms: Sequence[str], measures: Sequence[Measure]) -> Figure:
-    """Draw the paired differences of arms to the baseline with their 95 % intervals, a panel a measure."""
+    """Plot the paired differences of arms to the baseline with their 95 % intervals, a panel a measure."""
     others = [arm for arm in arms if arm != setting.baseline and by_seed(cells, arm)]
     figure = Figure(figsize=(3.1 * len(measures), 0.9 + 0.34 * max(len(others), 1)), layout="compressed")
     panels = np.atleast_1d(figure.subplots(1, len(measures), sharey=True))

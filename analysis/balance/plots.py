@@ -38,7 +38,7 @@ def ranked_clusters(
     title: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw each cluster's accuracy, the weakest at the top, with its Wilson interval, its size and the band of chance.
+    """Plot each cluster's accuracy, the weakest at the top, with its Wilson interval, its size and the band of chance.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def ranked_clusters(
 
 
 def lorenz(balances: Mapping[str, Balance], *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw Lorenz curves: which share of all accuracy the weakest clusters hold, with the band of equal clusters.
+    """Plot Lorenz curves: which share of all accuracy the weakest clusters hold, with the band of equal clusters.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def dumbbell(
     title: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw the accuracy of each cluster in two runs, joined by a line.
+    """Plot the accuracy of each cluster in two runs, joined by a line.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def dumbbell(
 
 
 def cluster_sizes(size: ArrayLike, *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw how many questions the clusters hold, the largest first.
+    """Plot how many questions the clusters hold, the largest first.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ def heat_map(
     label: str = "cosine",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw a square matrix of cosines on a diverging scale centred at 0.
+    """Plot a square matrix of cosines on a diverging scale centred at 0.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def coherence_heat_maps(
     title: str = "",
     ax: Sequence[Axes] | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw the step coherence of several runs side by side, on one scale with one colour bar.
+    """Plot the step coherence of several runs side by side, on one scale with one colour bar.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def batch_coherence_series(
     title: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw batch coherence over the steps: a dot a step, and a running mean as a line.
+    """Plot batch coherence over the steps: a dot a step, and a running mean as a line.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ _BARS = 40  # beyond, or of many runs, counts are drawn as a line
 def exposure_histogram(
     exposures: Mapping[str, Exposure], *, title: str = "", ax: Axes | None = None
 ) -> tuple[Figure, Axes]:
-    """Draw how many samples were seen 0, 1, 2, … times.
+    """Plot how many samples were seen 0, 1, 2, … times.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def exposure_histogram(
 def coverage_curves(
     exposures: Mapping[str, Exposure], *, title: str = "", ax: Axes | None = None
 ) -> tuple[Figure, Axes]:
-    """Draw the share of samples seen at least once over the steps; parameters as in `exposure_histogram`."""
+    """Plot the share of samples seen at least once over the steps; parameters as in `exposure_histogram`."""
     figure, axes = figure_of(ax, (6.4, 4.0))
     axes.set_title(plain_text(title, 100), fontsize="medium")
     if not exposures:
@@ -93,7 +93,7 @@ def coverage_curves(
 
 
 def seed_differences(comparison: SeedComparison, *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw the differences over the checkpoints: their mean with its 95 % t interval, and a dot a pair.
+    """Plot the differences over the checkpoints: their mean with its 95 % t interval, and a dot a pair.
 
     Where no seeds pair the runs, the dots are those of `against`, each less the mean of the baseline.
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import qr
 
 from analysis.coherence.unit_rows import TILE, as_matrix, unit_rows
-from analysis.locality.redraw import Draw
+from analysis.locality.redraw import PlanDraw
 from analysis.locality.redraw_tests import Association, outcome
 
 _TREND_FROM = 20  # steps of an organizer epoch from which it gets a slope of its own
@@ -41,7 +41,7 @@ class SeriesDesign:
     1 to 4 over the run; the batch's mean exposure so far, its square, and the mean of log(1 + exposure).
     """
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: PlanDraw) -> None:
         self.basis = drift_basis(draw)
         self.residual = draw.cosine - self.basis @ (self.basis.T @ draw.cosine)
         self.freedom = len(draw) - self.basis.shape[1] - 1
@@ -89,7 +89,7 @@ class SeriesTest:
         self.steps = steps
         self.coherence = np.asarray(coherence, dtype=np.float64)
 
-    design: Callable[[Draw], SeriesDesign] = SeriesDesign
+    design: Callable[[PlanDraw], SeriesDesign] = SeriesDesign
 
     def of(self, design: SeriesDesign, number: int) -> tuple[float, float]:
         """Return r and Z."""
@@ -112,7 +112,7 @@ def series_inflation(z: float, redrawn: NDArray[np.float64]) -> float:
     return max(1.0, z / mean) if mean > 0 else 1.0
 
 
-def drift_basis(draw: Draw) -> NDArray[np.float64]:
+def drift_basis(draw: PlanDraw) -> NDArray[np.float64]:
     """Return (T, m) orthonormal columns that span drift and exposure, see `SeriesDesign`."""
     place = np.linspace(-1.0, 1.0, len(draw)) if len(draw) > 1 else np.zeros(len(draw))
     columns = []
@@ -178,7 +178,7 @@ class MatrixDesign:
         T steps.
     """
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: PlanDraw) -> None:
         centred = draw.centroid - draw.centroid.mean(axis=0, dtype=np.float64)
         self.centroid = centred.astype(np.float32)
         self.square = np.einsum("ij,ij->i", centred, centred)
@@ -270,7 +270,7 @@ class MatrixTest:
         self.steps = steps
         self.gradients = StepGradients(sketch)
 
-    design: Callable[[Draw], MatrixDesign] = MatrixDesign
+    design: Callable[[PlanDraw], MatrixDesign] = MatrixDesign
 
     def of(self, design: MatrixDesign, number: int) -> tuple[float, float]:
         """Return the statistic and, of the run and the first re-draw, V."""

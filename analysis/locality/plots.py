@@ -32,7 +32,7 @@ def locality_cloud(
     note: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw gradient cosine over embedding cosine: hexagons by density, and the mean in bins.
+    """Plot gradient cosine over embedding cosine: hexagons by density, and the mean in bins.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def locality_cloud(
 def signal_clouds(
     found: SignalLocality, *, title: str = "", ax: Sequence[Axes] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Draw the three clouds of one signal beside each other: steps, pairs of steps, pairs of samples.
+    """Plot the three clouds of one signal beside each other: steps, pairs of steps, pairs of samples.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def locality_series(
     title: str = "",
     ax: Sequence[Axes] | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw several quantities over the same steps, one below the other: a dot a step, a running mean as a line.
+    """Plot several quantities over the same steps, one below the other: a dot a step, a running mean as a line.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.locality.redraw import Draw, Redraws
+from analysis.locality.redraw import PlanDraw, Redraws
 from sdo.errors import counted
 
 # What was simulated, and so what p-values are offered for: no fewer steps, and of more an even selection.
@@ -58,7 +58,7 @@ class RedrawTest(Protocol):
     steps: NDArray[np.int64]
 
     @property
-    def design(self) -> Callable[[Draw], Any]:
+    def design(self) -> Callable[[PlanDraw], Any]:
         """Makes of a draw what `of` takes; tests with equal steps and designs share it."""
 
     def of(self, design: Any, number: int) -> Any:

@@ -26,7 +26,7 @@ _TRIMMED = 0.002  # share of the plans' pairs outside the picture at each side
 def probe_figure(
     found: Mapping[str, SignalProbe], design: ProbeDesign, *, title: str = ""
 ) -> tuple[Figure, NDArray[Any]]:
-    """Draw a row for each signal: the curve, and predicted and observed coherence.
+    """Plot a row for each signal: the curve, and predicted and observed coherence.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def probe_figure(
 
 
 def probe_curve(found: SignalProbe, design: ProbeDesign, *, title: str, ax: Axes) -> None:
-    """Draw gradient cosine over embedding cosine, and where the plans' pairs lie.
+    """Plot gradient cosine over embedding cosine, and where the plans' pairs lie.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def probe_curve(found: SignalProbe, design: ProbeDesign, *, title: str, ax: Axes
 
 
 def probe_arms(found: SignalProbe, *, title: str, ax: Axes) -> None:
-    """Draw predicted and observed batch coherence of the three kinds of batches, with 95 % intervals.
+    """Plot predicted and observed batch coherence of the three kinds of batches, with 95 % intervals.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def _draw_bins(ax: Axes, binned: BinnedMean, colour: str, marker: str) -> Any:
 
 
 def _draw_plans(ax: Axes, plans: Mapping[str, NDArray[np.float64]], low: float, high: float) -> None:
-    """Draw the density of the plans' cosines along the bottom, over no scale of its own."""
+    """Plot the density of the plans' cosines along the bottom, over no scale of its own."""
     below = ax.twinx()
     edges = np.linspace(low, high, 61)
     top = 0.0

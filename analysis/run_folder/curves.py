@@ -141,7 +141,7 @@ def _means(scores: Mapping[str, Mapping[int, Mapping[int, float]]]) -> dict[str,
 
 
 def loss_curves(runs: Mapping[str, Training], *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw the training loss of several runs: a faint dot a step, a running mean over a twentieth of the steps.
+    """Plot the training loss of several runs: a faint dot a step, a running mean over a twentieth of the steps.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def loss_curves(runs: Mapping[str, Training], *, title: str = "", ax: Axes | Non
 def reward_curves(
     runs: Mapping[str, Evaluation], name: str, *, title: str = "", ax: Axes | None = None
 ) -> tuple[Figure, Axes]:
-    """Draw a reward in training of several runs: a faint dot a step, a running mean over a twentieth of the steps.
+    """Plot a reward in training of several runs: a faint dot a step, a running mean over a twentieth of the steps.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def evaluation_curves(
     title: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw one measure over the evaluations of several runs.
+    """Plot one measure over the evaluations of several runs.
 
     Parameters
     ----------

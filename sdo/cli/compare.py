@@ -73,15 +73,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
-    from analysis.report.settings import kinds_of_run, setting_alerts
+    from analysis.report.settings import arms_of, setting_alerts
     from analysis.seeds.differences import FEW_PAIRS, LEVEL
 
     notes = [note for one in found for note in one.notes]
     for side, runs in (("--baseline", pairing.baseline), ("--against", pairing.against)):
-        kinds = list(kinds_of_run({str(run.path): run for run in runs}).values())
-        if len(kinds) > 1:
-            parts = "; ".join(", ".join(kind) for kind in kinds)
-            notes.append(f"{side} holds {len(kinds)} kinds of run ({parts}): the difference is of all of them together")
+        arms = list(arms_of({str(run.path): run for run in runs}).values())
+        if len(arms) > 1:
+            named = "; ".join(", ".join(arm) for arm in arms)
+            notes.append(f"{side} holds {len(arms)} kinds of run ({named}): the difference is of all of them together")
     everyone = {str(run.path): run for run in (*pairing.baseline, *pairing.against)}
     notes += [alert.rstrip(".") for alert in setting_alerts(everyone)]
     first = found[0].comparisons[0]

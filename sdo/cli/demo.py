@@ -97,23 +97,23 @@ def run(args: argparse.Namespace) -> int:
     folder.check(overwrite=args.overwrite)
     if args.overwrite and (args.out / MANIFEST).exists():
         print(f"replacing the earlier demo in {args.out}", flush=True)
-    material = _Material.make(args.problems, args.seed)
+    data = _DemoData.make(args.problems, args.seed)
     say = _Clock()
     say("loading torch and TRL")
     _require_training()
     with folder.claimed(), _quiet(), _one_thread():
-        return _demo(args, material, say)
+        return _demo(args, data, say)
 
 
-def _demo(args: argparse.Namespace, material: _Material, say: _Clock) -> int:
+def _demo(args: argparse.Namespace, data: _DemoData, say: _Clock) -> int:
     """Do the work of :func:`run` in a folder that is free."""
     out: Path = args.out
-    say(f"writing {len(material.train)} word problems to train on and their embeddings")
-    embeddings = material.write(out, args.seed)
+    say(f"writing {len(data.train)} word problems to train on and their embeddings")
+    embeddings = data.write(out, args.seed)
     warm_up = max(2, args.steps // WARM_UP_PART)
     say(f"warming the model up on other problems: {warm_up} steps, not recorded")
-    model, tokenizer = material.build(args.seed)
-    _train(model, tokenizer, material.warm_up, steps=warm_up, seed=args.seed)
+    model, tokenizer = data.build(args.seed)
+    _train(model, tokenizer, data.warm_up, steps=warm_up, seed=args.seed)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     organizers: dict[str, Organizer] = {
         "uniform": Uniform(embeddings, seed=args.seed),
@@ -121,15 +121,15 @@ def _demo(args: argparse.Namespace, material: _Material, say: _Clock) -> int:
     }
     for name, organizer in organizers.items():
         say(f"training with {_SPOKEN[name]} batches: {counted(args.steps, 'step')}, recorded in {out / name}")
-        model, tokenizer = material.build(args.seed)
+        model, tokenizer = data.build(args.seed)
         model.load_state_dict(weights)
-        recording = _Recording(organizer, material.held_out, out / name)
-        _train(model, tokenizer, material.train, steps=args.steps, seed=args.seed, recording=recording)
+        recording = _Recording(organizer, data.held_out, out / name)
+        _train(model, tokenizer, data.train, steps=args.steps, seed=args.seed, recording=recording)
     say(f"comparing the gradients of both runs, in {out / 'coherence'}")
     compared, table = _compare(out)
     say(f"writing the report, {out / 'report.html'}")
-    setting = _setting(args, material, embeddings.dim, warm_up, model.num_parameters())
-    reported, first = _report(args, families_section(material.families, setting))
+    setting = _setting(args, data, embeddings.dim, warm_up, model.num_parameters())
+    reported, first = _report(args, families_section(data.families, setting))
     say("done")
     print(f"\n{table}\n{first}\n{_where(out, args.seed)}")
     return max(compared, reported)
@@ -169,7 +169,7 @@ class _Clock:
 
 
 @dataclass(frozen=True)
-class _Material:
+class _DemoData:
     """Word problems in three parts that share no prompt."""
 
     train: list[Problem]
@@ -177,7 +177,7 @@ class _Material:
     warm_up: list[Problem]
 
     @classmethod
-    def make(cls, n: int, seed: int) -> _Material:
+    def make(cls, n: int, seed: int) -> _DemoData:
         """Draw all at once: a prompt comes only once, so the parts cannot overlap."""
         held_out = n // 4
         problems = generate(n + held_out + 2 * n, seed=seed)
@@ -370,13 +370,13 @@ def _where(out: Path, seed: int) -> str:
     )
 
 
-def _setting(args: argparse.Namespace, material: _Material, dim: int, warm_up: int, parameters: int) -> str:
+def _setting(args: argparse.Namespace, data: _DemoData, dim: int, warm_up: int, parameters: int) -> str:
     """Say what was trained, in one paragraph."""
     return (
         f"A language model with {parameters / 1e6:.1f} million parameters, made on the spot, was warmed up for "
         f"{warm_up} steps and then trained twice from the same weights, with the same hyperparameters and the same "
         f"seed ({args.seed}), for {args.steps} steps of {BATCH} samples: once with uniform batches (random "
         f"permutations), once with SDO's (batches of neighbours in embedding, k = {K}). The data are "
-        f"{len(material.train)} made-up word problems of {len(set(material.families))} known families, embedded by "
-        f"LSA ({dim} columns), which does not see the families; {len(material.held_out)} other problems are held out."
+        f"{len(data.train)} made-up word problems of {len(set(data.families))} known families, embedded by "
+        f"LSA ({dim} columns), which does not see the families; {len(data.held_out)} other problems are held out."
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sdo.atomic import write_atomically
 from sdo.checks import whole_number
 from sdo.cli import dpo, sft
-from sdo.cli.common.outputs import Parts, check_out_folder, json_writer, make_folder
+from sdo.cli.common.outputs import Outputs, check_out_folder, json_writer, make_folder
 from sdo.cli.common.probe_text import WORDS, table
 from sdo.cli.training.build import prepare
 from sdo.cli.training.config import RecorderOptions, apply_overrides, load_config
@@ -175,7 +175,7 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
     sentence = advice(first, found[first], design, per_sample)
     cost = more_samples(found[first], design, per_sample)
     said = notes(found, {name: one.reason for name, one in sampled.signals.items()}, design) + taken.notes
-    parts = _draw(found, design, args.out)
+    outputs = _plot(found, design, args.out)
     content = {
         "format": "sdo-probe",
         "format_version": 1,
@@ -191,8 +191,8 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
         "more_samples": cost,
         "signals": {name: _described(sampled.signals[name]) | signal_entry(one) for name, one in found.items()},
         "notes": said,
-        "files": parts.files,
-        "failed": parts.failed,
+        "files": outputs.files,
+        "failed": outputs.failed,
     }
     write_atomically({args.out / "probe.json": json_writer(content)})
     print(table(found, {name: one.parameter for name, one in sampled.signals.items()}, design))
@@ -208,21 +208,21 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
     more = duration(cost["more_seconds"])
     print(f"cost: {per_sample:.2f} s a sample; {cost['samples']} samples would take {more} more{narrower}")
     print(f"written to {args.out}: {', '.join(['probe.json', *content['files']])}\n\n{sentence}")
-    return 1 if parts.failed else 0
+    return 1 if outputs.failed else 0
 
 
-def _draw(found: dict[str, SignalProbe], design: ProbeDesign, out: Path) -> Parts:
+def _plot(found: dict[str, SignalProbe], design: ProbeDesign, out: Path) -> Outputs:
     from analysis import save
     from analysis.probe.plots import probe_figure
 
     def picture() -> None:
         figure, _ = probe_figure(found, design, title=f"Probe before training, batches of {design.batch_size}")
         save(figure, out / "probe.png")
-        parts.files.append("probe.png")
+        outputs.files.append("probe.png")
 
-    parts = Parts("probe")
-    parts.attempt("probe.png", picture)
-    return parts
+    outputs = Outputs("probe")
+    outputs.attempt("probe.png", picture)
+    return outputs
 
 
 def _described(one: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdo.checks import whole_number
 from sdo.cli.commands import COMMANDS
-from sdo.cli.common.cluster_options import add_options, check_options, read_material, sources_of
+from sdo.cli.common.cluster_options import add_options, check_options, read_input, sources_of
 from sdo.cli.common.outputs import check_outputs, make_folder
 from sdo.cli.common.run_options import open_runs
 from sdo.errors import InputError
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--{given.replace('_', '-')} came without --predictions, which it belongs to")
     sections = [*SECTIONS, *map(_section, args.section)]
     runs = open_runs(args.runs)
-    summary = read_material(args).summarise() if args.predictions else None
+    summary = read_input(args).summarise() if args.predictions else None
     make_folder(args.out.parent)
     report = build_report(
         runs,

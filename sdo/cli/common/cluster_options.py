@@ -52,7 +52,7 @@ def sources_of(args: argparse.Namespace) -> list[Path | str | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class BalanceMaterial:
+class BalanceInput:
     """Predictions, clusters and prompts as they were read."""
 
     runs: list[Predictions]
@@ -70,7 +70,7 @@ class BalanceMaterial:
         )
 
 
-def read_material(args: argparse.Namespace) -> BalanceMaterial:
+def read_input(args: argparse.Namespace) -> BalanceInput:
     """Read what checked options name.
 
     Raises
@@ -84,7 +84,7 @@ def read_material(args: argparse.Namespace) -> BalanceMaterial:
     options = {"baseline": args.baseline, "resamples": args.resamples, "seed": args.seed}
     if args.near_duplicate is not None:
         options["near_duplicate"] = args.near_duplicate
-    return BalanceMaterial(runs, clustering, embeddings, prompts, options)
+    return BalanceInput(runs, clustering, embeddings, prompts, options)
 
 
 def check_options(args: argparse.Namespace) -> None:

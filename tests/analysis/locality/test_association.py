@@ -13,7 +13,7 @@ from analysis.locality.association import (
     matrix_inflation,
     series_inflation,
 )
-from analysis.locality.redraw import Draw, Redraws
+from analysis.locality.redraw import PlanDraw, Redraws
 from analysis.locality.redraw_tests import run_tests
 from sdo import SDO, Embeddings, Uniform
 
@@ -210,7 +210,7 @@ def test_a_draw_in_which_all_steps_share_a_sample_has_no_statistic():
 
 
 def test_undefined_cosines_give_no_series():
-    draw = Draw(
+    draw = PlanDraw(
         step=np.arange(30),
         organizer_epoch=np.zeros(30, dtype=int),
         cosine=np.where(np.arange(30) == 7, np.nan, np.sin(np.arange(30))),

@@ -27,7 +27,7 @@ from analysis.coherence.plots import coherence_heat_maps
 from analysis.report import build_report
 from analysis.report.material import ReportMaterial
 from analysis.report.seeds import seeds_section
-from analysis.report.settings import kinds_of_run
+from analysis.report.settings import arms_of
 from analysis.run_folder.curves import evaluation_curves
 from sdo import Embeddings, Uniform
 
@@ -532,9 +532,9 @@ def of_dataset(make_training, name, fingerprint, seed=1, organizer="sdo"):
 
 def test_fingerprints_of_one_process_are_not_compared(make_training):
     runs = {name: of_dataset(make_training, name, 4 * name) for name in ("abcd", "cdef", "fade")}
-    assert kinds_of_run(runs) == {"sdo": ["abcd", "cdef", "fade"]}
+    assert arms_of(runs) == {"sdo": ["abcd", "cdef", "fade"]}
     runs["new"] = of_dataset(make_training, "new", 64 * "a")
-    assert kinds_of_run(runs) == {"sdo": ["abcd", "cdef", "fade", "new"]}
+    assert arms_of(runs) == {"sdo": ["abcd", "cdef", "fade", "new"]}
     alerts = build_report(runs).numbers["alerts"]
     assert not [alert for alert in alerts if "differ in more than" in alert]
     assert [alert for alert in alerts if "not known: run.json of abcd, cdef and fade has no SHA-256" in alert]
@@ -542,7 +542,7 @@ def test_fingerprints_of_one_process_are_not_compared(make_training):
 
 def test_contents_of_datasets_are_compared(make_training):
     runs = {name: of_dataset(make_training, f"run-{name}", 64 * name) for name in "ab"}
-    assert list(kinds_of_run(runs).values()) == [["a"], ["b"]]
+    assert list(arms_of(runs).values()) == [["a"], ["b"]]
     assert "dataset is aaaaaaaaaaaaaaaa in a and bbbbbbbbbbbbbbbb in b." in "".join(
         build_report(runs).numbers["alerts"]
     )
@@ -557,7 +557,7 @@ def test_runs_of_other_embeddings_or_models_are_other_kinds(make_training):
 
     changed = [{"embeddings": "b"}, {"batch_size": 4}, {"model": {"parameters": 7}}, {"trainer": {"learning_rate": 1}}]
     runs = {f"r{i}": run(f"r{i}", **changes) for i, changes in enumerate([{}, *changed])}
-    assert list(kinds_of_run(runs).values()) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
+    assert list(arms_of(runs).values()) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
 
 
 def test_names_keep_their_hyphens(make_training):

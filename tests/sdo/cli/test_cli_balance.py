@@ -27,7 +27,7 @@ def read(out):
 def _pictures_where_wanted(request, monkeypatch):
     """Drawing takes most of the time: only tests that ask for `pictures` draw."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(balance, "_draw", lambda *_: outputs.Parts("balance"))
+        monkeypatch.setattr(balance, "_plot", lambda *_: outputs.Outputs("balance"))
 
 
 @pytest.fixture
