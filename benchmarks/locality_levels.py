@@ -184,9 +184,9 @@ def _matrix(
             epoch = plans.draws[own].organizer_epoch + plans.draws[own].step / (plans.draws[own].step[-1] + 1)
             rows += np.exp(-epoch)[:, None] * 3 * _directions(rng, 1)
         if planted:
-            centred = plans.draws[own].centroid - plans.draws[own].centroid.mean(axis=0)
-            turn = rng.standard_normal((centred.shape[1], _WIDTH)) / np.sqrt(_WIDTH)
-            rows += planted * centred @ turn
+            centered = plans.draws[own].centroid - plans.draws[own].centroid.mean(axis=0)
+            turn = rng.standard_normal((centered.shape[1], _WIDTH)) / np.sqrt(_WIDTH)
+            rows += planted * centered @ turn
         return rows
 
     return gradients

@@ -85,7 +85,7 @@ def quiet_datasets() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """A tokenizer for trainers whose datasets are tokenised already: 300 words, an end token of 1, padding of 0."""
+    """A tokenizer for trainers whose datasets are tokenized already: 300 words, an end token of 1, padding of 0."""
     pytest.importorskip("transformers")
     from sdo.demo.tiny_model import build
 

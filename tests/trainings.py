@@ -197,7 +197,7 @@ CASES = {
             "per_device_eval_batch_size": 3,
         }
     ),
-    # A real sketch of the tied embedding, clipped, organised, the rows shuffled.
+    # A real sketch of the tied embedding, clipped, organized, the rows shuffled.
     "tied": Case(
         weight=EMBEDDING,
         batch=2,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from analysis.balance.plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
     from analysis.balance.predictions import Predictions, read_all_predictions, read_predictions
     from analysis.balance.results import Balance, BalanceComparison, Difference, Homogeneity, MetricBalance
-    from analysis.balance.summary import BalanceSummary, summarise_balance
+    from analysis.balance.summary import BalanceSummary, summarize_balance
 else:
     __getattr__, __dir__ = exports(__name__)
 
@@ -41,6 +41,6 @@ __all__ = [
     "read_all_predictions",
     "read_labels",
     "read_predictions",
-    "summarise_balance",
+    "summarize_balance",
     "wilson",
 ]

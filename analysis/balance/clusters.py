@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.balance.duplicates import NOISE
-from analysis.balance.kmeans import CLUSTERS, ITERATIONS, first_centres, lloyd, nearest
+from analysis.balance.kmeans import CLUSTERS, ITERATIONS, first_centers, lloyd, nearest
 from sdo.checks import integer_array, whole_number
 from sdo.embeddings.matrix import Embeddings
 from sdo.errors import InputError, counted
 from sdo.random_keys import MAX_SEED, raw_keys
 
-_ROWS_PER_CENTRE = 256  # rows that the centres are fitted on, per centre
+_ROWS_PER_CENTER = 256  # rows that the centers are fitted on, per center
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Clustering:
     Attributes
     ----------
     labels
-        Shape ``(N,)``, int64; -1 is noise: rows without a direction, or what a given labelling leaves out.
+        Shape ``(N,)``, int64; -1 is noise: rows without a direction, or what a given labeling leaves out.
     requested
         Clusters asked for, or None for given labels.
     iterations
@@ -62,7 +62,7 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     k
         Clusters wanted.
     seed
-        0 … 2**64 - 1; decides the first centres.
+        0 … 2**64 - 1; decides the first centers.
 
     Returns
     -------
@@ -76,9 +76,9 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
 
     Notes
     -----
-    First centres are drawn by greedy k-means++ (Arthur and Vassilvitskii, SODA 2007) from at most 32·k distinct rows,
-    one by one up to k = 512, beyond that several at once. Centres are fitted on at most 256·k rows, chosen at random,
-    for at most 100 iterations; a centre that loses all its rows moves to the row farthest from its own. Centres are
+    First centers are drawn by greedy k-means++ (Arthur and Vassilvitskii, SODA 2007) from at most 32·k distinct rows,
+    one by one up to k = 512, beyond that several at once. Centers are fitted on at most 256·k rows, chosen at random,
+    for at most 100 iterations; a center that loses all its rows moves to the row farthest from its own. Centers are
     rounded to multiples of 2**-24.
 
     Examples
@@ -100,19 +100,19 @@ def cluster(embeddings: Embeddings, k: int, *, seed: int = 0) -> Clustering:
     if not len(valid):
         raise InputError("no embedding row has a direction; expected finite, non-zero rows; fix: embed again")
     keys = raw_keys(seed, CLUSTERS, 0, len(embeddings))
-    fitted = np.sort(valid[np.argsort(keys[valid], kind="stable")[: _ROWS_PER_CENTRE * k]])
+    fitted = np.sort(valid[np.argsort(keys[valid], kind="stable")[: _ROWS_PER_CENTER * k]])
     rows = embeddings.unit[fitted].astype(np.float64)
-    centres = first_centres(rows, k, seed)
-    if len(centres) < k:
-        notes.append(f"distinct rows: {len(centres)}, so {counted(len(centres), 'cluster')} instead of {k}")
-    centres, iterations = lloyd(rows, centres)
+    centers = first_centers(rows, k, seed)
+    if len(centers) < k:
+        notes.append(f"distinct rows: {len(centers)}, so {counted(len(centers), 'cluster')} instead of {k}")
+    centers, iterations = lloyd(rows, centers)
     if iterations == ITERATIONS:
         notes.append(f"k-means stopped after {ITERATIONS} iterations, before its labels had settled")
     labels = np.full(len(embeddings), NOISE, dtype=np.int64)
-    labels[valid] = nearest(embeddings.unit[valid], centres)[0]
+    labels[valid] = nearest(embeddings.unit[valid], centers)[0]
     found = len(np.unique(labels[valid]))
-    if found < len(centres):
-        notes.append(f"clusters that ended empty and were dropped: {len(centres) - found}")
+    if found < len(centers):
+        notes.append(f"clusters that ended empty and were dropped: {len(centers) - found}")
     source = {"method": "k-means", "embeddings": described_embeddings(embeddings), "k": k, "seed": seed}
     return Clustering(canonical(labels), k, iterations, tuple(notes), source)
 

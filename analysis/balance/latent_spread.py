@@ -65,8 +65,8 @@ def random_effect_variance(units: QuestionUnits, values: Array, within: Array) -
 def between_squares(units: QuestionUnits, values: Array) -> Array:
     """Shape ``(R,)``: ``Q = Σ m_c (a_c - ā)²``, ā the mean of the (R, C) values weighted by the effective sizes m."""
     m = units.effective
-    centre = (values @ m) / m.sum()
-    return np.asarray(np.square(values - centre[:, None]) @ m)
+    center = (values @ m) / m.sum()
+    return np.asarray(np.square(values - center[:, None]) @ m)
 
 
 def latent_spread(units: QuestionUnits, sums: Sums) -> Array:

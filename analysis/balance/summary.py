@@ -68,7 +68,7 @@ class _Shared:
         return np.unique(np.concatenate(list(self.rows.values())))
 
 
-def summarise_balance(
+def summarize_balance(
     runs: Sequence[Predictions],
     clustering: Clustering,
     *,

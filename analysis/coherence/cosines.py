@@ -1,7 +1,7 @@
 """Gradient coherence: between steps, and within a batch.
 
 *Step coherence* compares the gradients of two steps, *batch coherence* those of the samples (or
-micro-batches) of one step. Cosines are taken between sketches, normalised by the sketch's own length: they
+micro-batches) of one step. Cosines are taken between sketches, normalized by the sketch's own length: they
 stay within [-1, 1] and a gradient has cosine 1 with itself. Of a signal that is stored as it is, they are
 exact. Sums are in float64. A gradient that is zero, not finite or marked undefined has no direction: it is
 left out, never counted as 0.

@@ -55,7 +55,7 @@ class SeriesDesign:
     def correlate(self, coherence: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return r (S,) and Z (S,) for (T, S) series; NaN where a series is explained by the basis.
 
-        Z^2 = (sum_t s_t^2 + 2 sum s_t s_t' over pairs that share a sample) / (|x|^2 |y|^2), with s_t the centred
+        Z^2 = (sum_t s_t^2 + 2 sum s_t s_t' over pairs that share a sample) / (|x|^2 |y|^2), with s_t the centered
         products of the residuals x and y: the variance of r that samples seen twice imply.
         """
         rest = coherence - self.basis @ (self.basis.T @ coherence)
@@ -133,7 +133,7 @@ def drift_basis(draw: PlanDraw) -> NDArray[np.float64]:
 
 
 class StepGradients:
-    """Unit gradients of T steps, centred: what the matrix test keeps fixed.
+    """Unit gradients of T steps, centered: what the matrix test keeps fixed.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class StepGradients:
 
 
 class MatrixDesign:
-    """Unit centroids of one draw, centred, with the pairs of steps that share a sample.
+    """Unit centroids of one draw, centered, with the pairs of steps that share a sample.
 
     Parameters
     ----------
@@ -179,9 +179,9 @@ class MatrixDesign:
     """
 
     def __init__(self, draw: PlanDraw) -> None:
-        centred = draw.centroid - draw.centroid.mean(axis=0, dtype=np.float64)
-        self.centroid = centred.astype(np.float32)
-        self.square = np.einsum("ij,ij->i", centred, centred)
+        centered = draw.centroid - draw.centroid.mean(axis=0, dtype=np.float64)
+        self.centroid = centered.astype(np.float32)
+        self.square = np.einsum("ij,ij->i", centered, centered)
         self.total = _sum_over_pairs(self.square)
         self.rows, self.columns = draw.sharing
         T = len(draw)
@@ -220,7 +220,7 @@ class MatrixDesign:
     def linked_variance(self, gradients: StepGradients) -> float:
         """Return V, the variance of the statistic that steps linked by common samples imply.
 
-        With S the centred products, zero where a pair shares a sample, and Q the adjacency of sharing steps plus the
+        With S the centered products, zero where a pair shares a sample, and Q the adjacency of sharing steps plus the
         identity: V = 2 <S, Q S Q> / norm^2, norm the number of ordered pairs times both deviations.
         """
         T = len(self.centroid)
@@ -298,12 +298,12 @@ def matrix_inflation(variance: float, redrawn_variance: float, redrawn: NDArray[
 
 
 def _sum_over_pairs(square: NDArray[np.float64]) -> float:
-    """Return the sum over pairs t < s of products of centred rows, whose squared lengths `square` holds."""
+    """Return the sum over pairs t < s of products of centered rows, whose squared lengths `square` holds."""
     return -float(square.sum()) / 2  # the rows sum to zero
 
 
 def _pairs_of(square: NDArray[np.float64], whole: float) -> tuple[float, float]:
-    """Return sum and standard deviation over pairs t < s of products of centred rows.
+    """Return sum and standard deviation over pairs t < s of products of centered rows.
 
     `square` holds their squared lengths, `whole` is the sum of all T x T squared products.
     """

@@ -36,10 +36,10 @@ class Association:
         Steps compared.
     redraws
         Plans drawn anew.
-    centre, spread
+    center, spread
         Mean and standard deviation of r over the re-draws.
     inflation
-        Lambda >= 1, by which the distance from the centre was divided.
+        Lambda >= 1, by which the distance from the center was divided.
     """
 
     value: float | None
@@ -47,7 +47,7 @@ class Association:
     reason: str | None
     steps: int
     redraws: int = 0
-    centre: float | None = None
+    center: float | None = None
     spread: float | None = None
     inflation: float | None = None
 
@@ -177,8 +177,8 @@ def redraw_p(value: float, redrawn: ArrayLike, inflation: float = 1.0) -> float:
     0.25
     """
     others = np.asarray(redrawn, dtype=np.float64)
-    centre = others.mean()
-    far = np.abs(others - centre) >= abs(value - centre) / inflation
+    center = others.mean()
+    far = np.abs(others - center) >= abs(value - center) / inflation
     return float((1 + far.sum()) / (len(others) + 1))
 
 

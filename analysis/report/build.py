@@ -95,7 +95,7 @@ def build_report(
     runs
         Name to run folder, in the order in which they are shown; may be empty where there are predictions.
     balance
-        Balance of predictions, as :func:`analysis.summarise_balance` returns it.
+        Balance of predictions, as :func:`analysis.summarize_balance` returns it.
     embeddings
         Where the runs' embeddings are, if no longer where run.json says.
     redraws

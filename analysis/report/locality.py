@@ -112,7 +112,7 @@ def exposure_section(material: ReportMaterial) -> Section | Absent:
     histogram, _ = exposure_histogram(found)
     coverage, _ = coverage_curves(found)
     pictures = (
-        Picture.of(histogram, alt="Samples by how often they were seen, a colour a run.", caption="Times seen."),
+        Picture.of(histogram, alt="Samples by how often they were seen, a color a run.", caption="Times seen."),
         Picture.of(
             coverage, alt="Share of samples seen over the steps, a line a run.", caption="Coverage over the steps."
         ),

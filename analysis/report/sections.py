@@ -269,7 +269,7 @@ def _coherence_of(material: ReportMaterial, signal: str) -> tuple[Table, list[Pi
         pictures.append(picture)
     if series:
         figure, _ = batch_coherence_series(series, of=" or ".join(_compared(data)))
-        alt = f"Batch coherence of {signal} over the steps, a colour a run."
+        alt = f"Batch coherence of {signal} over the steps, a color a run."
         caption_of = f"Batch coherence, {signal}{_within_of(data)}: dots are steps."
         pictures.append(Picture.of(figure, alt=alt, caption=caption_of))
     return Table(head, tuple(rows), caption), pictures, data, _coherence_sentence(signal, data, material.runs)

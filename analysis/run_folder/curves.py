@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from analysis.drawing import COLOURS, figure_of, message, plain_text, running_mean, runs_legend
+from analysis.drawing import COLORS, figure_of, message, plain_text, running_mean, runs_legend
 from analysis.run_folder.recorded import evaluation_scores, exposed_batches, training_rewards
 from analysis.run_folder.run import Run
 
@@ -240,10 +240,10 @@ def _curves(
     for position, (name, (step, value)) in enumerate(lines.items()):
         if len(step) == 0:
             continue
-        colour, style = COLOURS[position % len(COLOURS)], ("-", "--", ":")[position // len(COLOURS) % 3]
+        color, style = COLORS[position % len(COLORS)], ("-", "--", ":")[position // len(COLORS) % 3]
         shown = running_mean(value, min(len(value), max(3, len(value) // 20))) if smooth else value
-        axes.plot(step, value, dots, color=colour, alpha=0.25 if smooth else 1.0, markersize=4, markeredgewidth=0)
-        handles += axes.plot(step, shown, style, color=colour, linewidth=1.7)
+        axes.plot(step, value, dots, color=color, alpha=0.25 if smooth else 1.0, markersize=4, markeredgewidth=0)
+        handles += axes.plot(step, shown, style, color=color, linewidth=1.7)
         labels.append(name)
     if not handles:
         message(axes, f"{empty}:\nnothing to draw")

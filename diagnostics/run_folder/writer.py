@@ -146,7 +146,7 @@ class RunLog:
         path
             The folder; made if missing. On ranks above 0 it is not checked: rank 0 may have begun already.
         info
-            What run.json keeps, JSON-serialisable without NaN. ``info["signals"][name]["stored"]`` is the
+            What run.json keeps, JSON-serializable without NaN. ``info["signals"][name]["stored"]`` is the
             length of that signal's sketches; ``info["first_step"]`` (0 if missing) the first step recorded.
         rank
             This process's rank.

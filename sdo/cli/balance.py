@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     read = sources_of(args)
     check_out_folder(args.out, overwrite=args.overwrite, sources=read, files=("balance.json", "labels.npy"))
     given = read_input(args)
-    summary = given.summarise()
+    summary = given.summarize()
     make_folder(args.out)
     outputs = _plot(summary, args.out)
     content = {**summary.content, "files": ["labels.npy", *outputs.files], "failed": outputs.failed}

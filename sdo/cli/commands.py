@@ -7,7 +7,7 @@ COMMANDS = {
     "demo": "two short recorded trainings, uniform and SDO, explained",
     "embed": "text -> embeddings",
     "plan": "dry run: the batches and exposures that an organizer would give",
-    "probe": "before training: would SDO's neighbour batches change the gradients?",
+    "probe": "before training: would SDO's neighbor batches change the gradients?",
     "doctor": "look at a run before it trains: signals, parameter, ids, plan, disk, memory",
     "sft": "supervised fine-tuning with TRL's SFTTrainer",
     "dpo": "direct preference optimization with TRL's DPOTrainer",

@@ -214,7 +214,7 @@ class _DemoData:
 
 @dataclass(frozen=True)
 class _Recording:
-    """What makes a training an organised and recorded one."""
+    """What makes a training an organized and recorded one."""
 
     organizer: Organizer
     held_out: list[Problem]
@@ -230,7 +230,7 @@ def _train(
     seed: int,
     recording: _Recording | None = None,
 ) -> None:
-    """Train with TRL's SFTTrainer on the CPU; recorded, evaluated and organised where asked for."""
+    """Train with TRL's SFTTrainer on the CPU; recorded, evaluated and organized where asked for."""
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
@@ -376,7 +376,7 @@ def _setting(args: argparse.Namespace, data: _DemoData, dim: int, warm_up: int, 
         f"A language model with {parameters / 1e6:.1f} million parameters, made on the spot, was warmed up for "
         f"{warm_up} steps and then trained twice from the same weights, with the same hyperparameters and the same "
         f"seed ({args.seed}), for {args.steps} steps of {BATCH} samples: once with uniform batches (random "
-        f"permutations), once with SDO's (batches of neighbours in embedding, k = {K}). The data are "
+        f"permutations), once with SDO's (batches of neighbors in embedding, k = {K}). The data are "
         f"{len(data.train)} made-up word problems of {len(set(data.families))} known families, embedded by "
         f"LSA ({dim} columns), which does not see the families; {len(data.held_out)} other problems are held out."
     )

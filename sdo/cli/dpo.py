@@ -1,4 +1,4 @@
-"""``sdo dpo``: direct preference optimization with TRL, organised and recorded; a pair is one sample."""
+"""``sdo dpo``: direct preference optimization with TRL, organized and recorded; a pair is one sample."""
 
 from __future__ import annotations
 

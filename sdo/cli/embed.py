@@ -18,7 +18,7 @@ from sdo.atomic import write_atomically
 from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import check_outputs, make_folder
 from sdo.embeddings.cache import EmbeddingCache, cache_folder, cache_key
-from sdo.embeddings.files import SUFFIXES, normalise_ids, write_matrix_file
+from sdo.embeddings.files import SUFFIXES, normalize_ids, write_matrix_file
 from sdo.embeddings.lsa import LSA_MAX_CHARACTERS, lsa, zero_rows
 from sdo.embeddings.sentence import POOLINGS, SentenceEncoder, find_model
 from sdo.embeddings.sources import Selection, Source, Survey, open_source, survey
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_source(args.source, split=args.split, config=args.config)
     selection = Selection(args.column, args.role, args.id_column, args.strip_think)
     found = survey(source, selection, limit=args.limit)
-    ids = None if found.ids is None else normalise_ids(found.ids, found.rows, f"column {args.id_column!r}")
+    ids = None if found.ids is None else normalize_ids(found.ids, found.rows, f"column {args.id_column!r}")
     print(f"sdo embed: source: {source.name}, {counted(found.rows, 'text')}")
     made_from = {"encoder": "lsa", "options": options} if encoder is None else encoder.describe()
     key = cache_key({**made_from, "texts_sha256": found.texts_sha256, "rows": found.rows})

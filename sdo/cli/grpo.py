@@ -1,4 +1,4 @@
-"""``sdo grpo``: reinforcement learning with TRL's GRPOTrainer, organised and recorded; a prompt is one sample."""
+"""``sdo grpo``: reinforcement learning with TRL's GRPOTrainer, organized and recorded; a prompt is one sample."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     """
     parser = _Parser(
         prog="sdo",
-        description="Structure-aware mini-batches for LLM post-training: organise, record, explain.",
+        description="Structure-aware mini-batches for LLM post-training: organize, record, explain.",
         epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --out PLAN.parquet",
     )
     parser.add_argument("--version", action="version", version=f"sdo {__version__}")

@@ -1,4 +1,4 @@
-"""``sdo probe``: would SDO's neighbour batches change the gradients? Asked before anything is trained."""
+"""``sdo probe``: would SDO's neighbor batches change the gradients? Asked before anything is trained."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """
     _check(args)
     taken = _take(args)
-    found = _analyse(args, taken)
+    found = _analyze(args, taken)
     make_folder(args.out)
     return _write(args, taken, found)
 
@@ -153,7 +153,7 @@ def _take(args: argparse.Namespace) -> _Taken:
         )
 
 
-def _analyse(args: argparse.Namespace, taken: _Taken) -> dict[str, SignalProbe]:
+def _analyze(args: argparse.Namespace, taken: _Taken) -> dict[str, SignalProbe]:
     from analysis.probe.batches import ProbeRows
     from analysis.probe.study import probe_signal
 

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--{given.replace('_', '-')} came without --predictions, which it belongs to")
     sections = [*SECTIONS, *map(_section, args.section)]
     runs = open_runs(args.runs)
-    summary = read_input(args).summarise() if args.predictions else None
+    summary = read_input(args).summarize() if args.predictions else None
     make_folder(args.out.parent)
     report = build_report(
         runs,

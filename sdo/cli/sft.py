@@ -1,4 +1,4 @@
-"""``sdo sft``: supervised fine-tuning with TRL, organised and recorded."""
+"""``sdo sft``: supervised fine-tuning with TRL, organized and recorded."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def propose_all(
     members
         Shape ``(m,)``, ascending rows of ``unit``, more than ``width``.
     width
-        Neighbours to propose, at least 1.
+        Neighbors to propose, at least 1.
 
     Returns
     -------

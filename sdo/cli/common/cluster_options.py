@@ -61,11 +61,11 @@ class BalanceInput:
     prompts: Prompts | None
     options: dict[str, Any]
 
-    def summarise(self) -> BalanceSummary:
+    def summarize(self) -> BalanceSummary:
         """Compute the balance of the runs and their comparisons."""
-        from analysis import summarise_balance
+        from analysis import summarize_balance
 
-        return summarise_balance(
+        return summarize_balance(
             self.runs, self.clustering, embeddings=self.embeddings, prompts=self.prompts, **self.options
         )
 
@@ -180,7 +180,7 @@ def _read_prompts(args: argparse.Namespace, rows: int, embeddings: Embeddings | 
     import numpy as np
 
     from analysis import Predictions, Prompts
-    from sdo.embeddings.files import normalise_ids
+    from sdo.embeddings.files import normalize_ids
     from sdo.embeddings.sources import Selection, open_source
 
     if args.prompts is None:
@@ -203,6 +203,6 @@ def _read_prompts(args: argparse.Namespace, rows: int, embeddings: Embeddings | 
         return prompts
     if Path(args.prompts).suffix.lower() == ".csv":
         ids = whole_numbers(ids)
-    keys = normalise_ids(ids, rows, f"column {args.id_column!r} of {args.prompts}")
+    keys = normalize_ids(ids, rows, f"column {args.id_column!r} of {args.prompts}")
     order = Predictions(f"--prompts {args.prompts}", keys, np.zeros(rows)).rows(rows, embeddings)
     return prompts.take(np.argsort(order))

@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 def planted(kinds=6, each=20, d=12, noise=0.05, seed=0):
     rng = np.random.default_rng(seed)
-    centres = rng.standard_normal((kinds, d))
+    centers = rng.standard_normal((kinds, d))
     truth = rng.permutation(np.repeat(np.arange(kinds), each))
-    return Embeddings.from_array(centres[truth] + noise * rng.standard_normal((len(truth), d))), truth
+    return Embeddings.from_array(centers[truth] + noise * rng.standard_normal((len(truth), d))), truth
 
 
 def same_partition(one, other):
@@ -40,16 +40,16 @@ def test_finds_planted_clusters_in_canonical_order():
     assert first == sorted(first)  # equal sizes: by the first member
 
 
-def test_many_centres_at_once_are_distinct(monkeypatch):
+def test_many_centers_at_once_are_distinct(monkeypatch):
     monkeypatch.setattr(kmeans, "_ROUNDS", 4)
     embeddings, _ = planted(kinds=8, each=10)
-    centres = kmeans.first_centres(embeddings.unit.astype(np.float64), 30, 0)
-    assert len(np.unique(centres, axis=0)) == len(centres) == 30
+    centers = kmeans.first_centers(embeddings.unit.astype(np.float64), 30, 0)
+    assert len(np.unique(centers, axis=0)) == len(centers) == 30
     assert len(cluster(embeddings, 30, seed=0).sizes) == 30
 
 
 def test_large_inputs_are_fitted_on_a_share(monkeypatch):
-    monkeypatch.setattr(clusters, "_ROWS_PER_CENTRE", 5)
+    monkeypatch.setattr(clusters, "_ROWS_PER_CENTER", 5)
     monkeypatch.setattr(kmeans, "_BLOCK", 64)
     embeddings, truth = planted()
     found = cluster(embeddings, 6, seed=0)
@@ -117,7 +117,7 @@ def test_an_empty_cluster_at_the_end_is_dropped_and_said(monkeypatch):
     embeddings, _ = planted(kinds=2, each=3)
     whole = clusters.lloyd
     monkeypatch.setattr(
-        clusters, "lloyd", lambda rows, centres: (np.vstack([whole(rows, centres)[0], 9 + centres[:1]]), 1)
+        clusters, "lloyd", lambda rows, centers: (np.vstack([whole(rows, centers)[0], 9 + centers[:1]]), 1)
     )
     found = cluster(embeddings, 2)
     assert found.notes == ("clusters that ended empty and were dropped: 1",)

@@ -45,7 +45,7 @@ def test_duplicates_are_the_connected_rows_of_a_cluster(seed):
 def test_many_near_duplicates_in_blocks_of_any_size(monkeypatch, block):
     monkeypatch.setattr(duplicates, "_BLOCK", block)
     rng = np.random.default_rng(block)
-    # Chains along a circle: neighbours are near, the ends are not.
+    # Chains along a circle: neighbors are near, the ends are not.
     angle = np.sort(rng.random(60) * 4)
     rows = np.stack([np.cos(angle), np.sin(angle)], axis=1)[rng.permutation(60)]
     labels = rng.integers(-1, 2, 60)

@@ -50,7 +50,7 @@ def test_spread_is_undefined_without_two_clusters_or_two_units():
         spread_interval(alike)
 
 
-def test_interval_inverts_the_generalised_q():
+def test_interval_inverts_the_generalized_q():
     rng = np.random.default_rng(4)
     label = np.repeat(np.arange(40), rng.integers(2, 15, 40))
     units = QuestionUnits.of(rng.random(len(label)) < rng.beta(4, 2, 40)[label], label)

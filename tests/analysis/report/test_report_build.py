@@ -20,7 +20,7 @@ from analysis import (
     exposure_entry,
     given_labels,
     run_exposure,
-    summarise_balance,
+    summarize_balance,
 )
 from analysis.balance.words import CAVEAT, WORDS
 from analysis.coherence.plots import coherence_heat_maps
@@ -318,7 +318,7 @@ def predictions():
         Predictions("after", np.arange(120), (rng.random(120) < 0.8).astype(float)),
     ]
     texts = [f"{MARKUP} question {i} about topic{label[i]}" for i in range(120)]
-    return lambda **options: summarise_balance(
+    return lambda **options: summarize_balance(
         runs, given_labels(label), prompts=Prompts.of(texts), resamples=199, **options
     )
 
@@ -370,7 +370,7 @@ def test_the_weakest_clusters_come_with_three_prompts(predictions):
 def test_one_cluster_is_no_balance():
     score = np.arange(12) % 2.0
     runs = [Predictions(name, np.arange(12), one) for name, one in (("before", score), ("after", 1 - score))]
-    summary = summarise_balance(runs, given_labels(np.zeros(12, dtype=int)), resamples=99)
+    summary = summarize_balance(runs, given_labels(np.zeros(12, dtype=int)), resamples=99)
     page = build_report({}, balance=summary).html
     assert "balance undetermined (it needs at least two clusters)" in page
     assert "No homogeneity test for before and after: it needs at least two clusters." in page
@@ -400,7 +400,7 @@ def test_exposure_counts_are_those_of_the_batches_under_the_names_of_the_command
 
 
 @pytest.fixture
-def organised(make_training, tmp_path):
+def organized(make_training, tmp_path):
     """A run that followed a uniform plan of 40 samples for 300 steps, with the embeddings it names."""
     matrix = np.random.default_rng(1).normal(size=(40, 6))
     np.save(tmp_path / "E.npy", matrix)
@@ -412,8 +412,8 @@ def organised(make_training, tmp_path):
     return Run.open(writer.path)
 
 
-def test_locality_is_tested_against_the_runs_own_plan(organised):
-    report = build_report({"planned": organised}, redraws=39)
+def test_locality_is_tested_against_the_runs_own_plan(organized):
+    report = build_report({"planned": organized}, redraws=39)
     entry = report.numbers["sections"]["locality"]["runs"]["planned"]
     series = entry["signals"]["hidden"]["series"]
     page = Page(report.html)
@@ -424,8 +424,8 @@ def test_locality_is_tested_against_the_runs_own_plan(organised):
     assert report.failed == ()
 
 
-def test_locality_without_embeddings_says_which_run_lacks_them(runs, organised):
-    sections = build_report({**runs, "planned": organised}, redraws=0).numbers["sections"]
+def test_locality_without_embeddings_says_which_run_lacks_them(runs, organized):
+    sections = build_report({**runs, "planned": organized}, redraws=0).numbers["sections"]
     entries = sections["locality"]["runs"]
     assert "planned" in entries
     assert entries["sdo"]["signals"] is None

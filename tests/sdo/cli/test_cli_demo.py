@@ -154,7 +154,7 @@ def test_pictures_are_there_and_show_something(made):
             assert path.name in printed
             pixels = np.asarray(Image.open(path).convert("RGB"))
             assert min(pixels.shape[:2]) > 300
-            # Neither blank nor a mere message in black and grey.
+            # Neither blank nor a mere message in black and gray.
             assert (np.ptp(pixels.astype(int), axis=2) > 60).sum() > 200
 
 

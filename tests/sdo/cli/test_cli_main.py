@@ -30,7 +30,7 @@ PLAN = ["plan", "--embeddings", "E.npy", "--batch-size", "8", "--out", "P.parque
         (["--nonsense"], "--nonsense"),
         (["coherence", "--nonsense", "run", "--out", "x"], "unexpected argument '--nonsense'"),
         (["embed", "--nonsense"], "see sdo embed --help"),
-        ([*PLAN, "--neighbours", "4"], "its options are --embeddings, --samples, "),
+        ([*PLAN, "--neighbors", "4"], "its options are --embeddings, --samples, "),
         ([*PLAN, "--delta-tao", "4"], "did you mean '--delta-tau'? its options are"),
         (["probe", "--model", "m"], "sdo probe: the following arguments are required"),
         (["sft", "--nonsense", "1"], "unknown key 'nonsense'"),
