@@ -81,7 +81,7 @@ def propose(
     -------
     tuple
         Rows, int32, and cosines, float32, shape ``(q, width)``, largest cosine first; the order of near-ties depends on
-        the machine, which :func:`settle` mends.
+        the machine, which :func:`settle` corrects.
     """
     base = unit if len(members) == len(unit) else unit[members]
     score, position = float_search(unit[queries], base, width + 1)
