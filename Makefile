@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM = false
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: demo test test-oldest test-core lint bench setup clean
+.PHONY: demo test quick slow-list test-oldest test-core lint bench setup clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The inner loop, below two minutes on two cores: all but the tests in tests/slow.txt.
+quick: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+# Measure which tests are slow, and write tests/slow.txt anew. What only waits behind a slow one shows in the quick run.
+slow-list: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --junitxml build/all.xml && $(BIN)/python tests/slow.py build/all.xml
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --junitxml build/quick.xml -m "not slow" && $(BIN)/python tests/slow.py build/quick.xml
 
 # The lower bounds of pyproject.toml, in an environment of their own.
 test-oldest:

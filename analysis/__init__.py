@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         read_all_predictions,
         read_labels,
         read_predictions,
-        summarise_balance,
+        summarize_balance,
         wilson,
     )
     from analysis.coherence import (
@@ -176,6 +176,6 @@ __all__ = [
     "step_coherence",
     "step_coherence_blocks",
     "step_summary",
-    "summarise_balance",
+    "summarize_balance",
     "wilson",
 ]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from sdo.atomic import write_atomically
 from sdo.errors import printable
 
-# Okabe and Ito's palette: told apart by colour-blind readers and in print.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+# Okabe and Ito's palette: told apart by color-blind readers and in print.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _LONGEST_NAME = 48
 MANY_RUNS = 8  # beyond, names stand below the axes and alone
 _NARROW_NAME = 24
@@ -42,7 +42,7 @@ def plain_text(text: str, longest: int = _LONGEST_NAME) -> str:
 
 
 def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 130) -> Path:
-    """Write a figure as a PNG of at most 256 colours, complete or not at all.
+    """Write a figure as a PNG of at most 256 colors, complete or not at all.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def save(figure: Figure, path: str | os.PathLike[str], *, dpi: int = 130) -> Pat
 
 
 def write_png(figure: Figure, stream: IO[bytes], *, dpi: int) -> None:
-    """Write a figure as a PNG of at most 256 colours into an open file."""
+    """Write a figure as a PNG of at most 256 colors into an open file."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -77,9 +77,9 @@ def write_png(figure: Figure, stream: IO[bytes], *, dpi: int) -> None:
     buffer.seek(0)
     with Image.open(buffer) as image:
         pixels = np.array(image.convert("RGB"))
-    # Smooth letters alone would use up the colours: 32 greys do for them.
-    grey = np.ptp(pixels, axis=2) == 0
-    pixels[grey] = np.round(np.round(pixels[grey] / 255 * 31) * (255 / 31)).astype(np.uint8)
+    # Smooth letters alone would use up the colors: 32 grays do for them.
+    gray = np.ptp(pixels, axis=2) == 0
+    pixels[gray] = np.round(np.round(pixels[gray] / 255 * 31) * (255 / 31)).astype(np.uint8)
     small = Image.fromarray(pixels).quantize(256, dither=Image.Dither.NONE)
     small.save(stream, format="PNG", optimize=True)
 
@@ -170,7 +170,7 @@ def short_names(names: Sequence[str], longest: int = _NARROW_NAME) -> list[str]:
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Return the centred mean over `window` values, over those there are at the ends."""
+    """Return the centered mean over `window` values, over those there are at the ends."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     n = len(values)
     first = np.maximum(np.arange(n) - (window - 1) // 2, 0)

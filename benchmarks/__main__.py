@@ -1,8 +1,8 @@
 """Run the quick benchmarks, or those named: ``python -m benchmarks [plan] [walk] [neighbors] [coherence] …``.
 
 Larger ones are run by module: ``benchmarks.neighbors_speed 1000000``, ``benchmarks.coherence_speed long``,
-``benchmarks.recorder_overhead MODEL DATA``, ``benchmarks.growth``, ``benchmarks.gpu``, ``benchmarks.locality_levels``,
-``benchmarks.probe_levels``.
+``benchmarks.recorder_overhead MODEL DATA``, ``benchmarks.growth``, ``benchmarks.import_time``, ``benchmarks.gpu``,
+``benchmarks.locality_levels``, ``benchmarks.probe_levels``.
 Results are also written as JSON to ``benchmarks/results``.
 """
 

@@ -3,7 +3,7 @@
 Run: ``python -m benchmarks.gpu`` on a machine with a GPU; ``--device cpu --tiny`` tries the script itself in seconds.
 
 1. Sketches of large gradients: time against one read of the gradient (``grad.norm()``), and equality with the CPU's.
-2. Steps of randomly initialised models of the Qwen3 shape, 0.6 B and 4 B, in bfloat16, on random tokens: plain, then
+2. Steps of randomly initialized models of the Qwen3 shape, 0.6 B and 4 B, in bfloat16, on random tokens: plain, then
    recorded. Recorded are ``weight`` (the last matrix; then the head, 151,936 rows) and ``hidden``, with rows of single
    samples at every step.
 

@@ -1,4 +1,4 @@
-"""How time and memory grow with the samples N, the dimension d, the neighbours K and the steps of a run.
+"""How time and memory grow with the samples N, the dimension d, the neighbors K and the steps of a run.
 
 Run: ``python -m benchmarks.growth [--out docs/growth.png]``; some minutes on two cores. Each point is measured in a
 process of its own: CPU seconds over all threads, and by how much the resident size grew at most.
@@ -29,7 +29,7 @@ SMALL = {"N": 32768, "d": 2048, "K": 16, "steps": 2000}
 LABELS = {
     "N": "samples N (d = 384, K = 4)",
     "d": "dimension d (N = 8,192, K = 4)",
-    "K": "neighbours K (N = 8,192, d = 384)",
+    "K": "neighbors K (N = 8,192, d = 384)",
     "steps": "steps of a run (k = 8,192)",
 }
 
@@ -75,7 +75,7 @@ def cell(variable: str, value: int) -> dict[str, float]:
 
 
 def draw(found: dict[str, dict[str, list[float]]], out: Path) -> None:
-    """Draw time above memory, a column a variable; dotted lines show the growth of the work."""
+    """Plot time above memory, a column a variable; dotted lines show the growth of the work."""
     from matplotlib.figure import Figure
 
     from analysis import save as save_figure

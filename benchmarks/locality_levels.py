@@ -27,7 +27,7 @@ from analysis.locality.association import (
     matrix_inflation,
     series_inflation,
 )
-from analysis.locality.redraw import Draw
+from analysis.locality.redraw import PlanDraw
 from analysis.locality.redraw_tests import redraw_p
 from analysis.locality.sample_pairs import SamplePairs, all_pairs, pair_slope
 from benchmarks.plan_speed import clustered
@@ -80,7 +80,7 @@ class Plans:
             batches = plan.batches(0, stop)
             epoch = np.array([plan.epoch_of(step).organizer_epoch for step in range(stop)])
             self.batches.append(batches[self.steps])
-            self.draws.append(Draw.of(*plan.flat(0, stop), epoch, self.steps, embeddings))
+            self.draws.append(PlanDraw.of(*plan.flat(0, stop), epoch, self.steps, embeddings))
 
 
 # Series under the null: (plans, number of the run's plan, rng) -> (T,)
@@ -184,9 +184,9 @@ def _matrix(
             epoch = plans.draws[own].organizer_epoch + plans.draws[own].step / (plans.draws[own].step[-1] + 1)
             rows += np.exp(-epoch)[:, None] * 3 * _directions(rng, 1)
         if planted:
-            centred = plans.draws[own].centroid - plans.draws[own].centroid.mean(axis=0)
-            turn = rng.standard_normal((centred.shape[1], _WIDTH)) / np.sqrt(_WIDTH)
-            rows += planted * centred @ turn
+            centered = plans.draws[own].centroid - plans.draws[own].centroid.mean(axis=0)
+            turn = rng.standard_normal((centered.shape[1], _WIDTH)) / np.sqrt(_WIDTH)
+            rows += planted * centered @ turn
         return rows
 
     return gradients

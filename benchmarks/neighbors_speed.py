@@ -1,11 +1,11 @@
-"""Neighbours of many samples against plain faiss: time, recall and memory, each method in a process of its own.
+"""Neighbors of many samples against plain faiss: time, recall and memory, each method in a process of its own.
 
 Run: ``python -m benchmarks.neighbors_speed 100000``, or ``… 1000000 [sdo ivf hnsw]`` (40 minutes, two idle cores).
 Each finished cell is written to ``benchmarks/results/neighbors-N-METHOD.json``.
 
 Rows are made to look like sentence embeddings of one domain: a common direction (mean cosine about 0.35), 400 topics of
 12 sub-topics whose sizes fall off, and noise whose spectrum falls off as 1/i^0.42 in amplitude. MiniLM's embeddings of
-GSM8K have the same mean cosine, and similar nearest-neighbour cosines at 6,796 rows. They are written to a file once,
+GSM8K have the same mean cosine, and similar nearest-neighbor cosines at 6,796 rows. They are written to a file once,
 from which each method reads them in blocks, so that memory is what the method itself holds.
 
 Flat search is timed on 2,000 of the queries and scaled up, before and after each other method; ratios are to the mean
@@ -92,7 +92,7 @@ def measure(method: str, path: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``wall`` and ``cpu`` seconds (of flat: scaled up from the queries), ``found`` (the neighbours of the queries),
+        ``wall`` and ``cpu`` seconds (of flat: scaled up from the queries), ``found`` (the neighbors of the queries),
         ``peak_gib``; for ``sdo`` also ``later_seconds``, the slowest of three later epochs' graphs.
     """
     n = len(np.load(path, mmap_mode="r"))
@@ -167,7 +167,7 @@ def without_self(queries: NDArray[np.int64], found: NDArray[np.int64]) -> NDArra
 
 
 def recall(found: list[list[int]], truth: list[list[int]]) -> float:
-    """Return the share of the true neighbours that was found."""
+    """Return the share of the true neighbors that was found."""
     return float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)]))
 
 

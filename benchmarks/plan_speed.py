@@ -14,12 +14,12 @@ _SEED = 617
 
 
 def clustered(n: int, d: int, clusters: int) -> np.ndarray:
-    """Rows around cluster centres whose sizes fall off like Zipf's law, as topics of real corpora do."""
+    """Rows around cluster centers whose sizes fall off like Zipf's law, as topics of real corpora do."""
     rng = np.random.default_rng(_SEED)
     weight = 1.0 / np.arange(1, clusters + 1)
-    centres = rng.standard_normal((clusters, d), dtype=np.float32)
+    centers = rng.standard_normal((clusters, d), dtype=np.float32)
     label = rng.choice(clusters, size=n, p=weight / weight.sum())
-    return centres[label] + 1.5 * rng.standard_normal((n, d), dtype=np.float32)
+    return centers[label] + 1.5 * rng.standard_normal((n, d), dtype=np.float32)
 
 
 def first_plan(n: int = 6796, d: int = 2560, rounds: int = 3) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.seeds.compare import FEW_PAIRS, PairedComparison
+from analysis.seeds.differences import FEW_PAIRS, PairedComparison
 from experiments.figures import (
     FEW_STEPS,
     Measure,
@@ -170,7 +170,7 @@ CLAIMS = (
         "`hidden` is the gradient at the final norm's output, `weight` that of the matrix which a setting names. Which "
         "of these the paper measured is open, so a verdict speaks of the same direction, not of the same quantity, and "
         "the published 0.12 is excluded only if it is of this one. "
-        "Batches of neighbours can be more alike within and less alike among each other at once.",
+        "Batches of neighbors can be more alike within and less alike among each other at once.",
     ),
     Claim(
         "Gradient similarity follows embedding similarity, more than under uniform batches",

@@ -50,7 +50,7 @@ def answers_right(model: Any, collate: Any, rows: Any) -> np.ndarray[Any, np.dty
     collate
         Makes ``input_ids``, ``attention_mask`` and ``labels`` of some rows.
     rows
-        n tokenised rows with ``input_ids``.
+        n tokenized rows with ``input_ids``.
     """
     was_training = model.training
     model.eval()

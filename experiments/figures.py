@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from analysis.seeds.compare import PairedComparison, compare_paired
+from analysis.seeds.differences import PairedComparison, compare_paired
 
 Result = Mapping[str, Any]
 _POWER, _LARGE, _FAR = 0.8, 1000, 6.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.seeds.compare import PairedComparison
+from analysis.seeds.differences import PairedComparison
 from experiments.figures import (
     Level,
     Measure,

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Coherence and locality
 #
-# What do batches of neighbours do to gradients? Two short trainings of the same small model, one with uniform batches and one with SDO's,
+# What do batches of neighbors do to gradients? Two short trainings of the same small model, one with uniform batches and one with SDO's,
 # recorded; then *step coherence* (gradients of different steps), *batch coherence* (gradients within one step), and whether either follows
 # the embeddings. No download; with your own runs, begin at "Reading the runs".
 
@@ -103,7 +103,7 @@ for name, run in runs.items():
 # %% [markdown]
 # ## Step coherence
 #
-# One diverging scale, centred at 0, for both. Pairs of steps that hold the same sample agree for that reason alone: `step_summary` keeps
+# One diverging scale, centered at 0, for both. Pairs of steps that hold the same sample agree for that reason alone: `step_summary` keeps
 # them apart (`sharing`, `disjoint`).
 
 # %%

@@ -62,7 +62,7 @@ embeddings.shape
 # %% [markdown]
 # ## The three lines
 #
-# `attach` organises, `GradientRecorder` records; each works without the other. Sample rows are taken at every second step.
+# `attach` organizes, `GradientRecorder` records; each works without the other. Sample rows are taken at every second step.
 
 # %%
 trainer = SFTTrainer(model=model, args=args, train_dataset=dataset, processing_class=tokenizer)

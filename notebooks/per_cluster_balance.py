@@ -22,7 +22,7 @@ from analysis import (
     lorenz,
     ranked_clusters,
     save,
-    summarise_balance,
+    summarize_balance,
 )
 from sdo import Embeddings
 from sdo.demo.word_problems import generate
@@ -65,7 +65,7 @@ assert abs(runs[0].score.mean() - runs[1].score.mean()) < 0.05  # chance apart, 
 # %%
 embeddings = Embeddings.from_array(lsa([p.prompt for p in problems], dim=32, seed=0))
 clustering = cluster(embeddings, 40, seed=617)
-summary = summarise_balance(
+summary = summarize_balance(
     runs,
     clustering,
     embeddings=embeddings,

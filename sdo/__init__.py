@@ -1,4 +1,4 @@
-"""Organise: what each mini-batch of LLM post-training should hold.
+"""Organize: what each mini-batch of LLM post-training should hold.
 
 ``SDO`` and ``Uniform`` decide, ``Plan`` is what they decide, ``attach`` binds them to a trainer. Each name is loaded
 when it is first asked for: ``import sdo`` loads next to nothing, ``attach`` and ``OrganizedSampler`` load torch.

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 # One number per use, so that no two draws of a plan share a stream.
 ORDER = 1  # order of the anchors, and of a uniform permutation
-RANDOM_NEIGHBORS = 2  # the control that replaces neighbours by random members
+RANDOM_NEIGHBORS = 2  # the control that replaces neighbors by random members
 HOT_DRAW = 3  # inverse-exposure draw from the hot samples
-CENTROIDS = 4  # rows that k-means starts from and trains on, when neighbours are approximate
+CENTROIDS = 4  # rows that k-means starts from and trains on, when neighbors are approximate
 REDRAW = 5  # seeds of the plans that a recorded one is compared with
 PROBE = 6  # batches of a plan, and members of a batch, that a probe looks at; the epoch stands for the plan
 

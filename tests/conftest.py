@@ -14,10 +14,19 @@ os.environ.setdefault("MPLBACKEND", "agg")
 import hypothesis
 import pytest
 
+from tests.slow import is_slow
+
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60, derandomize=True, database=None)
 hypothesis.settings.load_profile("default")
 
 GSM8K = Path(os.environ.get("SDO_GSM8K", Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow tests, which ``make quick`` leaves out."""
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,7 +85,7 @@ def quiet_datasets() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """A tokenizer for trainers whose datasets are tokenised already: 300 words, an end token of 1, padding of 0."""
+    """A tokenizer for trainers whose datasets are tokenized already: 300 words, an end token of 1, padding of 0."""
     pytest.importorskip("transformers")
     from sdo.demo.tiny_model import build
 

@@ -9,7 +9,7 @@ from sdo import EpochPlan, InputError, Layout, OrganizerSpec, Plan, Steps
 
 
 class Blocks:
-    """Blocks of B neighbours by the first coordinate, in an order that the seed turns."""
+    """Blocks of B neighbors by the first coordinate, in an order that the seed turns."""
 
     name = "blocks"
 

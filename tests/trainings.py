@@ -40,8 +40,9 @@ from diagnostics.signals.registry import DEFAULT_SIGNALS
 from sdo import SDO, attach
 from sdo.demo import tiny_model, word_problems
 from sdo.trainers.versions import checkpointing_name
+from tests.llama import SHAPE
 
-ROWS, HIDDEN = 14, 32
+ROWS, HIDDEN = 14, SHAPE["hidden_size"]
 SIGNALS = ("weight", "hidden", "head_only")
 FUSED = hasattr(trl.trainer.utils, "add_fused_lm_head")  # before, TRL's losses hid what head_only needs
 
@@ -77,14 +78,7 @@ def make_config(arch: str, tied: bool) -> Any:
     if arch == "gpt2":
         still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         return GPT2Config(n_positions=256, n_embd=HIDDEN, n_layer=2, n_head=4, **still, **shared)
-    shared |= {
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-    }
+    shared |= SHAPE
     head = {"head_dim": HIDDEN // 4}
     gemma = {**head, "query_pre_attn_scalar": HIDDEN // 4, "sliding_window": 8, "attn_implementation": "eager"}
     make = {
@@ -203,7 +197,7 @@ CASES = {
             "per_device_eval_batch_size": 3,
         }
     ),
-    # A real sketch of the tied embedding, clipped, organised, the rows shuffled.
+    # A real sketch of the tied embedding, clipped, organized, the rows shuffled.
     "tied": Case(
         weight=EMBEDDING,
         batch=2,

@@ -8,13 +8,14 @@ from sdo.lazy import exports
 
 if TYPE_CHECKING:
     from analysis.balance.cluster_texts import Prompts
-    from analysis.balance.clusters import Clustering, cluster, duplicate_groups, given_labels, read_labels
+    from analysis.balance.clusters import Clustering, cluster, given_labels, read_labels
+    from analysis.balance.duplicates import duplicate_groups
     from analysis.balance.metrics import wilson
     from analysis.balance.per_cluster import cluster_balance, compare_balance
     from analysis.balance.plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
     from analysis.balance.predictions import Predictions, read_all_predictions, read_predictions
     from analysis.balance.results import Balance, BalanceComparison, Difference, Homogeneity, MetricBalance
-    from analysis.balance.summary import BalanceSummary, summarise_balance
+    from analysis.balance.summary import BalanceSummary, summarize_balance
 else:
     __getattr__, __dir__ = exports(__name__)
 
@@ -40,6 +41,6 @@ __all__ = [
     "read_all_predictions",
     "read_labels",
     "read_predictions",
-    "summarise_balance",
+    "summarize_balance",
     "wilson",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.balance.clusters import text_keys
+from analysis.balance.duplicates import text_keys
 from sdo.checks import integer_array
 from sdo.embeddings.matrix import Embeddings
 

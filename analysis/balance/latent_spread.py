@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.balance.questions import Sums, Units, chunks
+from analysis.balance.questions import QuestionUnits, Sums, chunks
 
 _LARGEST_SHARE = 0.98  # of the largest variance that accuracies with a given mean can have, mean·(1 - mean)
 _NODES = 1000  # quantiles that stand for the underlying accuracies of more clusters than that
@@ -19,12 +19,12 @@ _NODES = 1000  # quantiles that stand for the underlying accuracies of more clus
 Array = NDArray[np.float64]
 
 
-def accuracies(units: Units, sums: Sums) -> Array:
+def accuracies(units: QuestionUnits, sums: Sums) -> Array:
     """Shape ``(R, C)``: the mean score of each cluster."""
     return np.asarray(sums.weighted / units.size)
 
 
-def within_variance(units: Units, sums: Sums) -> Array:
+def within_variance(units: QuestionUnits, sums: Sums) -> Array:
     """Shape ``(R,)``: variance of a unit's score within its cluster, pooled (mean square within).
 
     NaN where every cluster holds one unit.
@@ -36,7 +36,7 @@ def within_variance(units: Units, sums: Sums) -> Array:
     return np.asarray(np.maximum(inside, 0.0) / spare)
 
 
-def random_effect_variance(units: Units, values: Array, within: Array) -> Array:
+def random_effect_variance(units: QuestionUnits, values: Array, within: Array) -> Array:
     """Variance of the clusters' underlying values, negative where the noise alone explains more than there is.
 
     Parameters
@@ -62,14 +62,14 @@ def random_effect_variance(units: Units, values: Array, within: Array) -> Array:
     return np.asarray((between_squares(units, values) - (units.clusters - 1) * within) / scale)
 
 
-def between_squares(units: Units, values: Array) -> Array:
+def between_squares(units: QuestionUnits, values: Array) -> Array:
     """Shape ``(R,)``: ``Q = Σ m_c (a_c - ā)²``, ā the mean of the (R, C) values weighted by the effective sizes m."""
     m = units.effective
-    centre = (values @ m) / m.sum()
-    return np.asarray(np.square(values - centre[:, None]) @ m)
+    center = (values @ m) / m.sum()
+    return np.asarray(np.square(values - center[:, None]) @ m)
 
 
-def latent_spread(units: Units, sums: Sums) -> Array:
+def latent_spread(units: QuestionUnits, sums: Sums) -> Array:
     """Shape ``(R,)``: standard deviation of the underlying accuracies, 0 where the estimated variance is negative.
 
     NaN with fewer than two clusters or where every cluster holds one unit.
@@ -78,7 +78,7 @@ def latent_spread(units: Units, sums: Sums) -> Array:
     return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
-def spread_interval(units: Units, level: float = 0.95) -> tuple[float, float]:
+def spread_interval(units: QuestionUnits, level: float = 0.95) -> tuple[float, float]:
     """Q-profile interval of the latent spread.
 
     The spreads τ at which ``Σ w_c (a_c - ā_w)²``, ``w_c = 1/(τ² + s²/m_c)``, lies between the quantiles of χ² with
@@ -183,7 +183,7 @@ def logit_spread(mean: ArrayLike, spread: ArrayLike) -> Array:
 
 
 def refitted(
-    units: Units, mean: float, spread: float, within: float, draws: int, rng: np.random.Generator
+    units: QuestionUnits, mean: float, spread: float, within: float, draws: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
     """Parametric bootstrap: draw underlying accuracies and scores from the fit, and fit again.
 

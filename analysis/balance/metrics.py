@@ -101,10 +101,10 @@ def wilson(mean: ArrayLike, n: ArrayLike, level: float = 0.95) -> Array:
         raise InputError(f"level is {level}; expected a number between 0 and 1")
     z = float(ndtri((1 + level) / 2))
     shrink = 1 + z * z / count
-    centre = (p + z * z / (2 * count)) / shrink
+    center = (p + z * z / (2 * count)) / shrink
     half = z * np.sqrt(p * (1 - p) / count + z * z / (4 * count * count)) / shrink
     # At the ends the formula gives 0 and 1 but for rounding.
-    low, high = np.where(p <= 0, 0.0, centre - half), np.where(p >= 1, 1.0, centre + half)
+    low, high = np.where(p <= 0, 0.0, center - half), np.where(p >= 1, 1.0, center + half)
     return np.stack([np.clip(low, 0, 1), np.clip(high, 0, 1)], axis=-1)
 
 
@@ -176,11 +176,11 @@ def paired_interval(baseline: ArrayLike, run: ArrayLike, weight: ArrayLike) -> t
     n = 1 / float(np.square(share).sum())
     mean = scores @ share
     (low_a, high_a), (low_b, high_b) = wilson(np.clip(mean, 0, 1), np.full(2, n))
-    centred = scores - mean[:, None]
-    both = float((centred[0] * centred[1]) @ share)
+    centered = scores - mean[:, None]
+    both = float((centered[0] * centered[1]) @ share)
     if both > 0:
         both = max(0.0, both - 1 / (2 * n))
-    deviation = float(np.sqrt(np.prod(np.square(centred) @ share)))
+    deviation = float(np.sqrt(np.prod(np.square(centered) @ share)))
     correlation = min(1.0, max(-1.0, both / deviation)) if deviation > 0 else 0.0
 
     def away(one: float, other: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.balance.clusters import NOISE
+from analysis.balance.duplicates import NOISE
 from analysis.balance.latent_spread import (
     accuracies,
     between_squares,
@@ -35,7 +35,7 @@ from analysis.balance.metrics import (
     score_interval,
     wilson,
 )
-from analysis.balance.questions import BOOTSTRAP, PERMUTE, SWAP, TIE, Sums, Units, generator, permuted, swapped
+from analysis.balance.questions import BOOTSTRAP, PERMUTE, SWAP, TIE, QuestionUnits, Sums, generator, permuted, swapped
 from analysis.balance.results import Balance, BalanceComparison, Difference, Homogeneity, Interval, MetricBalance
 from sdo.checks import integer_array, number_array, whole_number
 
@@ -191,20 +191,20 @@ def _check(resamples: int) -> None:
         raise ValueError(f"resamples is {resamples}; expected at least {_FEWEST_RESAMPLES}, or p could not be small")
 
 
-def _units(score: ArrayLike, label: ArrayLike, group: ArrayLike | None) -> Units:
+def _units(score: ArrayLike, label: ArrayLike, group: ArrayLike | None) -> QuestionUnits:
     scores, labels = number_array(score, "scores"), integer_array(label, "labels", low=NOISE)
     group = None if group is None else integer_array(group, "groups")
     if labels.shape != scores.shape or (group is not None and group.shape != scores.shape):
         raise ValueError(f"scores have shape {scores.shape}, labels {labels.shape}; expected one of each a question")
     if not ((scores >= 0) & (scores <= 1)).all():
         raise ValueError("scores must lie in [0, 1]")
-    units = Units.of(scores, labels, group)
+    units = QuestionUnits.of(scores, labels, group)
     if not len(units):
         raise ValueError("no question is in a cluster")
     return units
 
 
-def _values(units: Units, sums: Sums) -> dict[str, Array]:
+def _values(units: QuestionUnits, sums: Sums) -> dict[str, Array]:
     values = raw_metrics(accuracies(units, sums)) | {"spread": latent_spread(units, sums)}
     if units.clusters < _FEWEST_CLUSTERS:  # what compares clusters would be 0, as if they were even
         values |= {name: np.full_like(values["mean"], np.nan) for name in METRICS if name != "mean"}
@@ -224,7 +224,7 @@ def _band(values: Array) -> Interval | None:
     return float(low), float(high)
 
 
-def _undefined(units: Units, name: str) -> str | None:
+def _undefined(units: QuestionUnits, name: str) -> str | None:
     """Say why a metric has no value, or None if it has."""
     if name != "mean" and units.clusters < _FEWEST_CLUSTERS:
         return _ONE_CLUSTER
@@ -236,7 +236,7 @@ def _undefined(units: Units, name: str) -> str | None:
 
 
 def _described(
-    units: Units, sums: Sums, values: dict[str, Array], dealt: dict[str, Array], resamples: int, seed: int
+    units: QuestionUnits, sums: Sums, values: dict[str, Array], dealt: dict[str, Array], resamples: int, seed: int
 ) -> dict[str, MetricBalance]:
     """Put raw values, the bands of dealt scores, and latent values together."""
     mean, spread = float(values["mean"][0]), float(values["spread"][0])
@@ -276,7 +276,7 @@ def _no_latent(name: str, latent: float | None) -> str:
     return "it is undefined in some draws" if latent is None or name in ("cv", "gini") else "all draws are the same"
 
 
-def _homogeneity(units: Units, observed: Array, null: Array) -> Homogeneity:
+def _homogeneity(units: QuestionUnits, observed: Array, null: Array) -> Homogeneity:
     """Pearson's χ² of equal proportions, ``Q / (Σ (v - v̄)²/U)``, by permutation."""
     if units.clusters < _FEWEST_CLUSTERS:
         return Homogeneity(None, None, _ONE_CLUSTER)
@@ -291,7 +291,7 @@ def _homogeneity(units: Units, observed: Array, null: Array) -> Homogeneity:
     return Homogeneity(float(observed[0] / variance), (1 + at_least) / (1 + len(null)))
 
 
-def _differences(first: Units, x: Sums, second: Units, y: Sums) -> dict[str, Array]:
+def _differences(first: QuestionUnits, x: Sums, second: QuestionUnits, y: Sums) -> dict[str, Array]:
     a, b = _values(first, x), _values(second, y)
     differences = {name: b[name] - a[name] for name in METRICS}
     differences["logit"] = logit_spread(b["mean"], b["spread"]) - logit_spread(a["mean"], a["spread"])
@@ -326,7 +326,7 @@ def _difference(name: str, observed: float, null: Array, clusters: int) -> Diffe
     return Difference(observed, (low, high), p, verdict)
 
 
-def _question_accuracy(first: Units, second: Units) -> Difference:
+def _question_accuracy(first: QuestionUnits, second: QuestionUnits) -> Difference:
     """Compare the accuracies over questions, all of them together."""
     w = first.weight
     interval = paired_interval(first.score, second.score, w)
@@ -353,7 +353,7 @@ def _on_both_scales(spread: Difference, logit: Difference) -> Difference:
     return Difference(spread.difference, spread.interval, spread.p, "undetermined", reason)
 
 
-def _sign_tests(first: Units, second: Units) -> Array:
+def _sign_tests(first: QuestionUnits, second: QuestionUnits) -> Array:
     """Exact two-sided sign test of each cluster's units, p adjusted by Holm's method."""
     C = first.clusters
     up = np.bincount(first.cluster, second.score - first.score > TIE, C)

@@ -19,13 +19,13 @@ from numpy.typing import ArrayLike, NDArray
 from analysis.balance.metrics import lorenz_curves
 from analysis.balance.per_cluster import LEVEL
 from analysis.balance.results import SMALL, Balance, BalanceComparison
-from analysis.drawing import COLOURS, figure_of, message, named_legend, plain_text
+from analysis.drawing import COLORS, figure_of, message, named_legend, plain_text
 from sdo.checks import integer_array, whole_number
 from sdo.errors import counted
 
 ROWS = 40  # clusters named in one picture
 _BAND = "#b5b5b5"
-_GREY = "#8c8c8c"
+_GRAY = "#8c8c8c"
 _LABEL = 48
 _WORDS = 3
 
@@ -38,7 +38,7 @@ def ranked_clusters(
     title: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw each cluster's accuracy, the weakest at the top, with its Wilson interval, its size and the band of chance.
+    """Plot each cluster's accuracy, the weakest at the top, with its Wilson interval, its size and the band of chance.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def ranked_clusters(
 
     Notes
     -----
-    The grey band is for ranks, not for clusters: where 95 % of the i-th lowest accuracies lie if all clusters are
+    The gray band is for ranks, not for clusters: where 95 % of the i-th lowest accuracies lie if all clusters are
     equally good. Some cluster always is the lowest; it is remarkable only outside the band.
     """
     order = np.lexsort((balance.names, balance.accuracy))
@@ -78,14 +78,14 @@ def ranked_clusters(
             )
     shown = order[rank]
     interval = balance.interval[shown]
-    axes.hlines(place, interval[:, 0], interval[:, 1], color=COLOURS[0], linewidth=1.1, alpha=0.8)
+    axes.hlines(place, interval[:, 0], interval[:, 1], color=COLORS[0], linewidth=1.1, alpha=0.8)
     small = balance.small[shown]
-    for chosen, face in ((~small, COLOURS[0]), (small, "white")):
+    for chosen, face in ((~small, COLORS[0]), (small, "white")):
         axes.plot(
             balance.accuracy[shown][chosen],
             place[chosen],
             "o",
-            color=COLOURS[0],
+            color=COLORS[0],
             markerfacecolor=face,
             markersize=4.5,
             clip_on=False,
@@ -101,7 +101,7 @@ def ranked_clusters(
     axes.set_ylim(place[-1] + 0.7, -0.7)
     _accuracy_axis(axes)
     handles: list[Any] = [
-        Line2D([], [], color=COLOURS[0], marker="o", markersize=4.5),
+        Line2D([], [], color=COLORS[0], marker="o", markersize=4.5),
         *([Patch(color=_BAND, alpha=0.5, linewidth=0)] if several else []),
         Line2D([], [], color="black", linewidth=0.9, linestyle="--"),
     ]
@@ -112,7 +112,7 @@ def ranked_clusters(
     ]
     if small.any():
         handles.insert(
-            1, Line2D([], [], color=COLOURS[0], marker="o", markersize=4.5, markerfacecolor="white", linestyle="")
+            1, Line2D([], [], color=COLORS[0], marker="o", markersize=4.5, markerfacecolor="white", linestyle="")
         )
         texts.insert(1, f"fewer than {SMALL} questions")
     _legend_below(axes, handles, texts)
@@ -120,7 +120,7 @@ def ranked_clusters(
 
 
 def lorenz(balances: Mapping[str, Balance], *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw Lorenz curves: which share of all accuracy the weakest clusters hold, with the band of equal clusters.
+    """Plot Lorenz curves: which share of all accuracy the weakest clusters hold, with the band of equal clusters.
 
     Parameters
     ----------
@@ -137,17 +137,17 @@ def lorenz(balances: Mapping[str, Balance], *, title: str = "", ax: Axes | None 
     """
     figure, axes = figure_of(ax, (5.6, 5.8))
     axes.set_title(plain_text(title, 80), fontsize="medium")
-    handles: list[Any] = [Line2D([], [], color=_GREY, linewidth=1, linestyle="--")]
+    handles: list[Any] = [Line2D([], [], color=_GRAY, linewidth=1, linestyle="--")]
     texts = ["equal accuracies"]
     for position, (name, one) in enumerate(balances.items()):
         gini = one.metrics["gini"]
         if gini.value is None:
             continue
-        colour = COLOURS[position % len(COLOURS)]
+        color = COLORS[position % len(COLORS)]
         share = np.linspace(0, 1, len(one.accuracy) + 1)
-        (curve,) = axes.plot(share, lorenz_curves(np.sort(one.accuracy)[None])[0], color=colour, linewidth=1.6)
+        (curve,) = axes.plot(share, lorenz_curves(np.sort(one.accuracy)[None])[0], color=color, linewidth=1.6)
         band = one.lorenz_band
-        axes.fill_between(share, band[0], band[1], color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(share, band[0], band[1], color=color, alpha=0.2, linewidth=0)
         chance = (
             "" if gini.equal_band is None else f"; equal clusters: {gini.equal_band[0]:.3f} to {gini.equal_band[1]:.3f}"
         )
@@ -157,8 +157,8 @@ def lorenz(balances: Mapping[str, Balance], *, title: str = "", ax: Axes | None 
         message(axes, "no run has a correct answer in\none of several clusters: nothing to share out")
         return figure, axes
     handles.append(Patch(color=_BAND, alpha=0.5, linewidth=0))
-    texts.append("shaded, in each run's colour: 95 % band of equally good clusters")
-    axes.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle="--", zorder=0)
+    texts.append("shaded, in each run's color: 95 % band of equally good clusters")
+    axes.plot([0, 1], [0, 1], color=_GRAY, linewidth=1, linestyle="--", zorder=0)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
@@ -179,7 +179,7 @@ def dumbbell(
     title: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw the accuracy of each cluster in two runs, joined by a line.
+    """Plot the accuracy of each cluster in two runs, joined by a line.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def dumbbell(
     Notes
     -----
     Clusters are ordered by the mean of both runs. Ordered by one of them, those that it got wrong by chance would stand
-    together and seem to gain from the other. Lines are coloured where a cluster's difference is beyond chance (exact
+    together and seem to gain from the other. Lines are colored where a cluster's difference is beyond chance (exact
     sign test, adjusted for the number of clusters); the others are not distinguishable from 0.
     """
     order = np.lexsort((comparison.names, comparison.baseline + comparison.run))
@@ -209,9 +209,9 @@ def dumbbell(
     before, after = comparison.baseline[shown], comparison.run[shown]
     sure = comparison.cluster_p[shown] < LEVEL
     axes.hlines(place[~sure], before[~sure], after[~sure], color="#cccccc", linewidth=1.6)
-    axes.hlines(place[sure], before[sure], after[sure], color=COLOURS[2], linewidth=2.6)
-    axes.plot(before, place, "o", color=COLOURS[0], markerfacecolor="white", markersize=5, clip_on=False)
-    axes.plot(after, place, "o", color=COLOURS[1], markersize=4.5, clip_on=False)
+    axes.hlines(place[sure], before[sure], after[sure], color=COLORS[2], linewidth=2.6)
+    axes.plot(before, place, "o", color=COLORS[0], markerfacecolor="white", markersize=5, clip_on=False)
+    axes.plot(after, place, "o", color=COLORS[1], markersize=4.5, clip_on=False)
     labels = [_cluster_label(int(comparison.names[i]), int(comparison.size[i]), keywords) for i in shown]
     ticks = place.tolist()
     if gap < len(rank):
@@ -222,9 +222,9 @@ def dumbbell(
     _accuracy_axis(axes)
     count = int((comparison.cluster_p < LEVEL).sum())
     handles = [
-        Line2D([], [], color=COLOURS[0], marker="o", markersize=5, markerfacecolor="white", linestyle=""),
-        Line2D([], [], color=COLOURS[1], marker="o", markersize=4.5, linestyle=""),
-        Line2D([], [], color=COLOURS[2], linewidth=2.6),
+        Line2D([], [], color=COLORS[0], marker="o", markersize=5, markerfacecolor="white", linestyle=""),
+        Line2D([], [], color=COLORS[1], marker="o", markersize=4.5, linestyle=""),
+        Line2D([], [], color=COLORS[2], linewidth=2.6),
         Line2D([], [], color="#cccccc", linewidth=1.6),
     ]
     texts = [
@@ -238,7 +238,7 @@ def dumbbell(
 
 
 def cluster_sizes(size: ArrayLike, *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw how many questions the clusters hold, the largest first.
+    """Plot how many questions the clusters hold, the largest first.
 
     Parameters
     ----------
@@ -260,9 +260,9 @@ def cluster_sizes(size: ArrayLike, *, title: str = "", ax: Axes | None = None) -
         message(axes, "no cluster holds a question")
         return figure, axes
     edges = np.arange(len(sizes) + 1) + 0.5
-    axes.stairs(sizes, edges, fill=True, color=COLOURS[0], alpha=0.75)
+    axes.stairs(sizes, edges, fill=True, color=COLORS[0], alpha=0.75)
     small = int((sizes < SMALL).sum())
-    axes.axhline(SMALL, color=COLOURS[1], linewidth=1, linestyle="--")
+    axes.axhline(SMALL, color=COLORS[1], linewidth=1, linestyle="--")
     if sizes[0] > 20 * max(1, sizes[-1]):
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.8)
@@ -274,7 +274,7 @@ def cluster_sizes(size: ArrayLike, *, title: str = "", ax: Axes | None = None) -
     _plain(axes)
     _legend_below(
         axes,
-        [Line2D([], [], color=COLOURS[1], linewidth=1, linestyle="--")],
+        [Line2D([], [], color=COLORS[1], linewidth=1, linestyle="--")],
         [f"{SMALL} questions: fewer in {counted(small, 'cluster')}"],
     )
     return figure, axes

@@ -27,7 +27,7 @@ _CHUNK = 2**22  # numbers in one array of draws: 32 MiB
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class QuestionUnits:
     """U units in C clusters, sorted by cluster; every cluster holds at least one.
 
     Attributes
@@ -48,7 +48,7 @@ class Units:
     names: NDArray[np.int64]
 
     @classmethod
-    def of(cls, score: ArrayLike, label: ArrayLike, group: ArrayLike | None = None) -> Units:
+    def of(cls, score: ArrayLike, label: ArrayLike, group: ArrayLike | None = None) -> QuestionUnits:
         """Put questions into units.
 
         Parameters
@@ -151,7 +151,7 @@ def generator(seed: int, use: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, use], dtype=np.uint64)))
 
 
-def permuted(units: Units, draws: int, rng: np.random.Generator) -> Iterator[Sums]:
+def permuted(units: QuestionUnits, draws: int, rng: np.random.Generator) -> Iterator[Sums]:
     """Deal the scores to the units in random order, `draws` times; cluster sizes and weights stay.
 
     Few distinct scores are dealt by counts: how many units of each kind get each score is multivariate
@@ -204,7 +204,7 @@ def _dealt_counts(
 
 
 def _by_cluster(
-    total: NDArray[np.float64], cells: NDArray[np.int64], units: Units, squares: NDArray[np.float64]
+    total: NDArray[np.float64], cells: NDArray[np.int64], units: QuestionUnits, squares: NDArray[np.float64]
 ) -> Sums:
     """Add up (R, cells) sums of scores; a cell is a cluster and a weight."""
     starts = np.searchsorted(cells[0], np.arange(units.clusters))
@@ -214,7 +214,9 @@ def _by_cluster(
     return Sums(np.add.reduceat(total * cells[1], starts, axis=1), plain, squares)
 
 
-def swapped(baseline: Units, run: Units, draws: int, rng: np.random.Generator) -> Iterator[tuple[Sums, Sums]]:
+def swapped(
+    baseline: QuestionUnits, run: QuestionUnits, draws: int, rng: np.random.Generator
+) -> Iterator[tuple[Sums, Sums]]:
     """Swap the two scores of each unit with probability one half, `draws` times.
 
     Parameters

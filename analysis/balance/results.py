@@ -68,7 +68,7 @@ class Balance:
     question_accuracy
         Mean score over the questions: each counts once, whatever its cluster. ``mean`` of `metrics` is over clusters.
     question_interval
-        Its Wilson interval; duplicates count as fewer questions (see `Units.effective`).
+        Its Wilson interval; duplicates count as fewer questions (see `QuestionUnits.effective`).
     metrics
         ``mean``, ``b20``, ``cv``, ``gini``, ``gap``, ``spread``.
     homogeneity

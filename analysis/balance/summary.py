@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.balance.cluster_texts import Prompts, central_rows, keywords, shown_text
-from analysis.balance.clusters import NEAR_DUPLICATE, Clustering, described_embeddings, duplicate_groups
+from analysis.balance.clusters import Clustering, described_embeddings
+from analysis.balance.duplicates import NEAR_DUPLICATE, duplicate_groups
 from analysis.balance.metrics import MOVES_WITH_MEAN, wilson
 from analysis.balance.per_cluster import LEVEL, MOVES, cluster_balance, compare_balance
 from analysis.balance.predictions import Predictions
@@ -39,7 +40,7 @@ class BalanceSummary:
     keywords
         Label to keywords; empty without prompts.
     notes
-        What a reader has to know about the material, in words.
+        What a reader has to know about the questions, in words.
     """
 
     content: dict[str, Any]
@@ -51,7 +52,7 @@ class BalanceSummary:
 
 
 @dataclass
-class _Material:
+class _Shared:
     """What the parts of a summary share."""
 
     runs: list[Predictions]
@@ -67,7 +68,7 @@ class _Material:
         return np.unique(np.concatenate(list(self.rows.values())))
 
 
-def summarise_balance(
+def summarize_balance(
     runs: Sequence[Predictions],
     clustering: Clustering,
     *,
@@ -115,13 +116,13 @@ def summarise_balance(
     keys = None if prompts is None else prompts.keys
     groups = duplicate_groups(clustering.labels, embeddings=embeddings, text_keys=keys, threshold=near_duplicate)
     rows = {run.name: run.rows(N, embeddings) for run in runs}
-    material = _Material(list(runs), rows, clustering.labels, groups, resamples, seed, list(clustering.notes))
-    _note_questions(material, duplicates_known=embeddings is not None or prompts is not None)
-    balances = {run.name: _balance_of(run, material) for run in runs}
+    shared = _Shared(list(runs), rows, clustering.labels, groups, resamples, seed, list(clustering.notes))
+    _note_questions(shared, duplicates_known=embeddings is not None or prompts is not None)
+    balances = {run.name: _balance_of(run, shared) for run in runs}
     base = runs[names.index(reference)]
-    comparisons = {run.name: _comparison_of(base, run, material) for run in runs if run is not base}
-    material.notes += dict.fromkeys(note for run in runs for note in run.notes)
-    inside = material.union()
+    comparisons = {run.name: _comparison_of(base, run, shared) for run in runs if run is not base}
+    shared.notes += dict.fromkeys(note for run in runs for note in run.notes)
+    inside = shared.union()
     inside = inside[clustering.labels[inside] >= 0]
     only = np.full(N, -1, dtype=np.int64)
     only[inside] = clustering.labels[inside]
@@ -142,18 +143,18 @@ def summarise_balance(
         "runs": {name: _run_entry(one) for name, one in balances.items()},
         "logit_spread": {name: _with_reason({"value": one.logit}) for name, one in balances.items()},
         "comparisons": [_comparison_entry(reference, name, one) for name, one in comparisons.items()],
-        "noise": _noise_entry(material),
-        "sources": _sources(material, balances, clustering, embeddings, near_duplicate),
-        "notes": material.notes,
-        "per_cluster": _per_cluster(only, material, balances, embeddings, prompts, words),
+        "noise": _noise_entry(shared),
+        "sources": _sources(shared, balances, clustering, embeddings, near_duplicate),
+        "notes": shared.notes,
+        "per_cluster": _per_cluster(only, shared, balances, embeddings, prompts, words),
     }
-    return BalanceSummary(content, balances, comparisons, reference, words, material.notes)
+    return BalanceSummary(content, balances, comparisons, reference, words, shared.notes)
 
 
-def _note_questions(material: _Material, *, duplicates_known: bool) -> None:
-    """Say what of the material is not as one would think."""
-    labels, notes = material.labels, material.notes
-    everyone = material.union()
+def _note_questions(shared: _Shared, *, duplicates_known: bool) -> None:
+    """Note what of the questions is not as one would think."""
+    labels, notes = shared.labels, shared.notes
+    everyone = shared.union()
     inside = everyone[labels[everyone] >= 0]
     if len(everyone) < len(labels):
         notes.append(f"rows without a prediction in any run: {len(labels) - len(everyone)} of {len(labels)}")
@@ -162,13 +163,13 @@ def _note_questions(material: _Material, *, duplicates_known: bool) -> None:
         notes.append(f"clusters without a prediction in any run, left out: {missed}")
     if len(inside) < len(everyone):
         notes.append(f"noise (-1), shown apart, in no metric: {counted(len(everyone) - len(inside), 'question')}")
-    for run in material.runs:
+    for run in shared.runs:
         if len(run) < len(everyone):
             notes.append(
                 f"{run.name} answers {len(run)} of {counted(len(everyone), 'question')}; its own values are on these"
             )
     if duplicates_known:
-        twins = len(inside) - len(np.unique(material.groups[inside]))
+        twins = len(inside) - len(np.unique(shared.groups[inside]))
         notes.append(f"duplicates of another question of their cluster, dealt as one with it: {twins} of {len(inside)}")
     else:
         notes.append("duplicates were not looked for: that takes --embeddings or --prompts")
@@ -177,11 +178,11 @@ def _note_questions(material: _Material, *, duplicates_known: bool) -> None:
         notes.append(
             f"clusters of fewer than {SMALL} questions: {int((sizes < SMALL).sum())}, of one: {int((sizes == 1).sum())}"
         )
-    measures = {run.name: _measure(run) for run in material.runs if run.source}
+    measures = {run.name: _measure(run) for run in shared.runs if run.source}
     if len(set(measures.values())) > 1:
         told = "; ".join(f"{name}: {one}" for name, one in measures.items())
         notes.append(f"the runs are not measured alike, and differ by that too ({told})")
-    binary = [bool(np.isin(run.score, (0.0, 1.0)).all()) for run in material.runs]
+    binary = [bool(np.isin(run.score, (0.0, 1.0)).all()) for run in shared.runs]
     if len(set(binary)) > 1:
         notes.append(
             "some runs hold right and wrong answers, others averages: runs decoded in different ways differ in spread "
@@ -195,39 +196,39 @@ def _measure(run: Predictions) -> str:
     return ", ".join(chosen) or "column correct"
 
 
-def _balance_of(run: Predictions, material: _Material) -> Balance:
-    rows = material.rows[run.name]
-    if not (material.labels[rows] >= 0).any():
+def _balance_of(run: Predictions, shared: _Shared) -> Balance:
+    rows = shared.rows[run.name]
+    if not (shared.labels[rows] >= 0).any():
         raise InputError(f"no question of {run.name} is in a cluster; expected labels from 0 up for some of them")
     return cluster_balance(
         run.score,
-        material.labels[rows],
-        group=material.groups[rows],
-        resamples=material.resamples,
-        seed=material.seed,
+        shared.labels[rows],
+        group=shared.groups[rows],
+        resamples=shared.resamples,
+        seed=shared.seed,
     )
 
 
-def _comparison_of(base: Predictions, run: Predictions, material: _Material) -> BalanceComparison:
+def _comparison_of(base: Predictions, run: Predictions, shared: _Shared) -> BalanceComparison:
     """Compare on the questions that both answered, in the order of their rows."""
-    own, other = material.rows[base.name], material.rows[run.name]
+    own, other = shared.rows[base.name], shared.rows[run.name]
     common, first, second = np.intersect1d(own, other, return_indices=True)
     if len(common) < max(len(own), len(other)):
-        material.notes.append(
+        shared.notes.append(
             f"{run.name} against {base.name}: compared on the {counted(len(common), 'question')} that both answered "
             f"(others: {len(own) - len(common)} of {base.name}, {len(other) - len(common)} of {run.name})"
         )
-    if not (material.labels[common] >= 0).any():
+    if not (shared.labels[common] >= 0).any():
         raise InputError(
             f"{run.name} and {base.name} have no question of a cluster in common; expected the same questions"
         )
     return compare_balance(
         base.score[first],
         run.score[second],
-        material.labels[common],
-        group=material.groups[common],
-        resamples=material.resamples,
-        seed=material.seed,
+        shared.labels[common],
+        group=shared.groups[common],
+        resamples=shared.resamples,
+        seed=shared.seed,
     )
 
 
@@ -290,21 +291,21 @@ def _score_entry(score: NDArray[np.float64]) -> dict[str, Any]:
     return {"n": len(score), "accuracy": mean, "interval": wilson([mean], [len(score)])[0].tolist()}
 
 
-def _noise_entry(material: _Material) -> dict[str, Any]:
-    everyone = material.union()
-    runs = {run.name: _score_entry(run.score[material.labels[material.rows[run.name]] < 0]) for run in material.runs}
-    return {"n": int((material.labels[everyone] < 0).sum()), "runs": runs}
+def _noise_entry(shared: _Shared) -> dict[str, Any]:
+    everyone = shared.union()
+    runs = {run.name: _score_entry(run.score[shared.labels[shared.rows[run.name]] < 0]) for run in shared.runs}
+    return {"n": int((shared.labels[everyone] < 0).sum()), "runs": runs}
 
 
 def _sources(
-    material: _Material,
+    shared: _Shared,
     balances: dict[str, Balance],
     clustering: Clustering,
     embeddings: Embeddings | None,
     near_duplicate: float,
 ) -> dict[str, Any]:
     """Say where predictions, clusters and duplicates come from; `questions` are those in clusters."""
-    runs = material.runs
+    runs = shared.runs
     known = {run.name: run.source or {"path": None, "reason": "the answers came from Python"} for run in runs}
     duplicates: dict[str, Any] = {"embeddings": None, "reason": "no embeddings were given: no near duplicates"}
     if embeddings is not None:
@@ -320,7 +321,7 @@ def _sources(
 
 def _per_cluster(
     only: NDArray[np.int64],
-    material: _Material,
+    shared: _Shared,
     balances: dict[str, Balance],
     embeddings: Embeddings | None,
     prompts: Prompts | None,

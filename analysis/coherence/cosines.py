@@ -1,7 +1,7 @@
 """Gradient coherence: between steps, and within a batch.
 
 *Step coherence* compares the gradients of two steps, *batch coherence* those of the samples (or
-micro-batches) of one step. Cosines are taken between sketches, normalised by the sketch's own length: they
+micro-batches) of one step. Cosines are taken between sketches, normalized by the sketch's own length: they
 stay within [-1, 1] and a gradient has cosine 1 with itself. Of a signal that is stored as it is, they are
 exact. Sums are in float64. A gradient that is zero, not finite or marked undefined has no direction: it is
 left out, never counted as 0.
@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.coherence.unit_rows import Units, as_matrix, unit_rows
+from analysis.coherence.unit_rows import UnitRows, as_matrix, unit_rows
 from analysis.estimates import Estimate, Spread, describe
 from analysis.run_folder.gradient_rows import GradientRows
 from sdo.checks import whole_number
@@ -211,7 +211,7 @@ def step_summary(rows: GradientRows) -> StepSummary:
     StepSummary
         Counts are pairs of steps. Never smoothed.
     """
-    units = Units.of(*as_matrix(rows.sketch, rows.defined))
+    units = UnitRows.of(*as_matrix(rows.sketch, rows.defined))
     keep = np.flatnonzero(units.ok)
     n = len(keep)
     nameless = sum(len(rows.sample_ids[i]) == 0 for i in keep)
@@ -310,13 +310,13 @@ def _mean_cosine(total: float, pairs: int, empty: str) -> Estimate:
     return Estimate.of(float(np.clip(total / pairs, -1.0, 1.0)), pairs)
 
 
-def _units(sketch: ArrayLike, defined: NDArray[np.bool_] | None, smooth: int | None) -> tuple[Units, int]:
+def _units(sketch: ArrayLike, defined: NDArray[np.bool_] | None, smooth: int | None) -> tuple[UnitRows, int]:
     window = 1 if smooth is None else whole_number("smooth", smooth, 1)
-    return Units.of(*as_matrix(sketch, defined)), window
+    return UnitRows.of(*as_matrix(sketch, defined)), window
 
 
 def _tiles(
-    units: Units, window: int
+    units: UnitRows, window: int
 ) -> Iterator[tuple[int, int, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]]:
     """Yield (first row, first column, products, defined rows, defined columns) of the tiles from the diagonal on."""
     T = len(units.rows)
@@ -328,7 +328,7 @@ def _tiles(
             yield i, j, left @ right.T, left_ok, right_ok
 
 
-def _smooth_units(units: Units, start: int, stop: int, window: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _smooth_units(units: UnitRows, start: int, stop: int, window: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return unit rows and mask of rows ``start`` to ``stop - 1``, after the trailing mean over ``window`` rows."""
     first = max(0, start - window + 1)
     unit, ok = units.block(first, stop), units.ok[start:stop]
@@ -342,7 +342,7 @@ def _smooth_units(units: Units, start: int, stop: int, window: int) -> tuple[NDA
     return unit_rows(smooth, ok & whole)
 
 
-def _along_steps(units: Units, step: NDArray[np.int64]) -> tuple[float, float, int]:
+def _along_steps(units: UnitRows, step: NDArray[np.int64]) -> tuple[float, float, int]:
     """Return |sum u|^2, the sum of <u_t, u_t+1> over successive defined steps, and the number of these."""
     total = np.zeros(units.rows.shape[1])
     lag, successive = 0.0, 0
@@ -359,7 +359,7 @@ def _along_steps(units: Units, step: NDArray[np.int64]) -> tuple[float, float, i
     return float(total @ total), lag, successive
 
 
-def _over_sharing_pairs(units: Units, sample_ids: list[NDArray[np.int64]]) -> tuple[float, int]:
+def _over_sharing_pairs(units: UnitRows, sample_ids: list[NDArray[np.int64]]) -> tuple[float, int]:
     """Return the sum of <u_t, u_s> over the pairs of defined steps that have a sample in common, and their number."""
     n = len(sample_ids)
     flat = np.concatenate(sample_ids) if n else np.zeros(0, dtype=np.int64)

@@ -18,12 +18,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.coherence.cosines import BatchCoherence, CoherenceBlocks
-from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean, runs_legend
+from analysis.drawing import COLORS, figure_of, message, plain_text, root_figure, running_mean, runs_legend
 from sdo.checks import integer_array, real_array, whole_number
 from sdo.errors import InputError
 
 MAX_CELLS = 256
-UNDEFINED_GREY = "#8c8c8c"
+UNDEFINED_GRAY = "#8c8c8c"
 _UNDEFINED_TEXT = "undefined (no gradient direction)"
 _LEVELS = 129
 
@@ -65,7 +65,7 @@ def _cells(matrix: ArrayLike | CoherenceBlocks, size: int = MAX_CELLS) -> tuple[
 
 
 def shared_limit(matrices: Sequence[ArrayLike | CoherenceBlocks], size: int = MAX_CELLS) -> float:
-    """Return the colour limit v of heat maps to be compared; their scale is -v to v.
+    """Return the color limit v of heat maps to be compared; their scale is -v to v.
 
     It is the largest, over the matrices, of the 99th percentile of the absolute values off the diagonal,
     after `block_means`: a diagonal of ones does not flatten the picture, nor do a few outliers. 1 if nothing
@@ -88,16 +88,16 @@ def heat_map(
     limit: float,
     title: str = "",
     steps: ArrayLike | None = None,
-    colour_bar: bool = True,
+    color_bar: bool = True,
     label: str = "cosine",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw a square matrix of cosines on a diverging scale centred at 0.
+    """Plot a square matrix of cosines on a diverging scale centered at 0.
 
     Parameters
     ----------
     matrix
-        (T, T); NaN cells are drawn grey and named in a legend. Above 256 cells a side, means of blocks are
+        (T, T); NaN cells are drawn gray and named in a legend. Above 256 cells a side, means of blocks are
         drawn and the axis says so. Or blocks of steps, as `step_coherence_blocks` returns them.
     limit
         v > 0: the scale runs from -v to v, whatever the matrix holds; give compared matrices the same.
@@ -105,10 +105,10 @@ def heat_map(
         Drawn as it is.
     steps
         (T,) step numbers for the axes; 0..T-1 by default.
-    colour_bar
-        Draw a colour bar, with an arrow where values are clipped.
+    color_bar
+        Draw a color bar, with an arrow where values are clipped.
     label
-        Name of the quantity at the colour bar.
+        Name of the quantity at the color bar.
     ax
         Axes to draw into; a new figure by default.
 
@@ -149,15 +149,15 @@ def heat_map(
     _number_axes(axes, numbers, block)
     if not np.isfinite(cells).all():
         axes.legend(
-            handles=[Patch(facecolor=UNDEFINED_GREY, edgecolor="none", label=_UNDEFINED_TEXT)],
+            handles=[Patch(facecolor=UNDEFINED_GRAY, edgecolor="none", label=_UNDEFINED_TEXT)],
             loc="upper left",
             bbox_to_anchor=(0.0, -0.16),
             frameon=False,
             fontsize="small",
             borderaxespad=0.0,
         )
-    if colour_bar:
-        _colour_bar(figure, [axes], limit, [cells], label)
+    if color_bar:
+        _color_bar(figure, [axes], limit, [cells], label)
     return figure, axes
 
 
@@ -169,7 +169,7 @@ def coherence_heat_maps(
     title: str = "",
     ax: Sequence[Axes] | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw the step coherence of several runs side by side, on one scale with one colour bar.
+    """Plot the step coherence of several runs side by side, on one scale with one color bar.
 
     Parameters
     ----------
@@ -206,12 +206,12 @@ def coherence_heat_maps(
         figure = root_figure(axes[0])
     for place, (name, matrix) in zip(axes, matrices.items(), strict=True):
         numbers = None if steps is None else steps[name]
-        heat_map(matrix, limit=v, title=name, steps=numbers, colour_bar=False, ax=place)
+        heat_map(matrix, limit=v, title=name, steps=numbers, color_bar=False, ax=place)
     if ax is None:
         for place in (axes[i] for i in range(len(axes)) if i % columns):
             place.set_ylabel("")
     cells = [_cells(matrix)[0] for matrix in matrices.values()]
-    _colour_bar(figure, axes, v, cells, "step coherence (cosine)")
+    _color_bar(figure, axes, v, cells, "step coherence (cosine)")
     return figure, axes
 
 
@@ -223,7 +223,7 @@ def batch_coherence_series(
     title: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw batch coherence over the steps: a dot a step, and a running mean as a line.
+    """Plot batch coherence over the steps: a dot a step, and a running mean as a line.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def batch_coherence_series(
     of
         Whose gradients are compared, for the axis label: ``"samples"`` or ``"micro-batches"``.
     window
-        Defined steps in the centred running mean, cut at the ends; by default a twentieth of them, 3 at
+        Defined steps in the centered running mean, cut at the ends; by default a twentieth of them, 3 at
         least.
     title
         Drawn as it is.
@@ -252,12 +252,12 @@ def batch_coherence_series(
         step, value = one.step[one.defined], one.value[one.defined]
         if len(value) == 0:
             continue
-        colour = COLOURS[position % len(COLOURS)]
-        style = ("-", "--", ":")[position // len(COLOURS) % 3]
+        color = COLORS[position % len(COLORS)]
+        style = ("-", "--", ":")[position // len(COLORS) % 3]
         wide = min(len(value), max(3, len(value) // 20) if window is None else window)
         size = 9 if len(value) <= 50 else 5
-        axes.plot(step, value, ".", color=colour, alpha=0.6, markersize=size, markeredgewidth=0)
-        handles += axes.plot(step, running_mean(value, wide), style, color=colour, linewidth=1.8)
+        axes.plot(step, value, ".", color=color, alpha=0.6, markersize=size, markeredgewidth=0)
+        handles += axes.plot(step, running_mean(value, wide), style, color=color, linewidth=1.8)
         names.append(name)
         details.append(f" ({len(value)} steps; line: mean over {wide} of them)")
     if not handles:
@@ -279,8 +279,8 @@ def _palette() -> Colormap:
     import seaborn
 
     palette: Colormap = seaborn.color_palette("vlag", as_cmap=True)
-    # An odd number keeps a neutral middle; the rest of a PNG's 256 colours is left to smooth letters.
-    return palette.resampled(_LEVELS).with_extremes(bad=UNDEFINED_GREY)
+    # An odd number keeps a neutral middle; the rest of a PNG's 256 colors is left to smooth letters.
+    return palette.resampled(_LEVELS).with_extremes(bad=UNDEFINED_GRAY)
 
 
 def _number_axes(axes: Axes, numbers: NDArray[Any], block: int) -> None:
@@ -298,7 +298,7 @@ def _number_axes(axes: Axes, numbers: NDArray[Any], block: int) -> None:
         axis.set_major_formatter(FuncFormatter(number))
 
 
-def _colour_bar(
+def _color_bar(
     figure: Figure, axes: Sequence[Axes], limit: float, cells: Sequence[NDArray[np.float64]], label: str
 ) -> None:
     values = np.concatenate([one[np.isfinite(one)] for one in cells])

@@ -35,7 +35,7 @@ def as_matrix(rows: ArrayLike, defined: NDArray[np.bool_] | None) -> tuple[NDArr
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class UnitRows:
     """Unit rows of a matrix, made block by block, so that only the matrix itself is held whole.
 
     Attributes
@@ -54,7 +54,7 @@ class Units:
     ok: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: NDArray[Any], given: NDArray[np.bool_]) -> Units:
+    def of(cls, rows: NDArray[Any], given: NDArray[np.bool_]) -> UnitRows:
         """Measure all rows once."""
         return cls(rows, *lengths(rows, given))
 
@@ -88,7 +88,7 @@ class Units:
 
 def unit_rows(rows: NDArray[Any], given: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return (n, k) unit rows, zero where undefined, and the (n,) mask of the defined ones."""
-    units = Units.of(rows, given)
+    units = UnitRows.of(rows, given)
     return units.block(0, len(rows)), units.ok
 
 

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from analysis.drawing import COLOURS, MANY_RUNS, figure_of, message, plain_text, runs_legend
+from analysis.drawing import COLORS, MANY_RUNS, figure_of, message, plain_text, runs_legend
 from analysis.exposure.ledger import Exposure
-from analysis.seeds.compare import PairedComparison, SeedComparison
+from analysis.seeds.compare import SeedComparison
+from analysis.seeds.differences import PairedComparison
 from sdo.errors import counted
 
 _BARS = 40  # beyond, or of many runs, counts are drawn as a line
@@ -21,7 +22,7 @@ _BARS = 40  # beyond, or of many runs, counts are drawn as a line
 def exposure_histogram(
     exposures: Mapping[str, Exposure], *, title: str = "", ax: Axes | None = None
 ) -> tuple[Figure, Axes]:
-    """Draw how many samples were seen 0, 1, 2, … times.
+    """Plot how many samples were seen 0, 1, 2, … times.
 
     Parameters
     ----------
@@ -50,12 +51,12 @@ def exposure_histogram(
         index = one.gini()
         told = "undefined" if index.value is None else f"{index.value:.3f}"
         details.append(f": mean {one.times.mean():.2f}, Gini {told}")
-        colour, style = COLOURS[position % len(COLOURS)], ("-", "--", ":")[position // len(COLOURS) % 3]
+        color, style = COLORS[position % len(COLORS)], ("-", "--", ":")[position // len(COLORS) % 3]
         if longest < _BARS and len(exposures) <= MANY_RUNS:
             place = np.arange(longest + 1) + (position - (len(exposures) - 1) / 2) * width
-            handles.append(axes.bar(place, share, width, color=colour))
+            handles.append(axes.bar(place, share, width, color=color))
         else:
-            handles += axes.plot(np.arange(longest + 1), share, style, color=colour, drawstyle="steps-mid")
+            handles += axes.plot(np.arange(longest + 1), share, style, color=color, drawstyle="steps-mid")
     axes.set_xlabel("times a sample was seen")
     axes.set_ylabel("share of samples")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
@@ -68,7 +69,7 @@ def exposure_histogram(
 def coverage_curves(
     exposures: Mapping[str, Exposure], *, title: str = "", ax: Axes | None = None
 ) -> tuple[Figure, Axes]:
-    """Draw the share of samples seen at least once over the steps; parameters as in `exposure_histogram`."""
+    """Plot the share of samples seen at least once over the steps; parameters as in `exposure_histogram`."""
     figure, axes = figure_of(ax, (6.4, 4.0))
     axes.set_title(plain_text(title, 100), fontsize="medium")
     if not exposures:
@@ -76,9 +77,9 @@ def coverage_curves(
         return figure, axes
     handles, details = [], []
     for position, one in enumerate(exposures.values()):
-        style = ("-", "--", ":")[position // len(COLOURS) % 3]
+        style = ("-", "--", ":")[position // len(COLORS) % 3]
         details.append(f": {one.coverage[-1]:.1%} after {counted(len(one.step), 'step')}")
-        handles += axes.plot(one.step + 1, one.coverage, style, color=COLOURS[position % len(COLOURS)], linewidth=1.8)
+        handles += axes.plot(one.step + 1, one.coverage, style, color=COLORS[position % len(COLORS)], linewidth=1.8)
     axes.set_ylim(0.0, 1.02)
     axes.set_xlim(left=0)
     axes.set_xlabel("steps done")
@@ -92,7 +93,7 @@ def coverage_curves(
 
 
 def seed_differences(comparison: SeedComparison, *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw the differences over the checkpoints: their mean with its 95 % t interval, and a dot a pair.
+    """Plot the differences over the checkpoints: their mean with its 95 % t interval, and a dot a pair.
 
     Where no seeds pair the runs, the dots are those of `against`, each less the mean of the baseline.
 
@@ -120,9 +121,9 @@ def seed_differences(comparison: SeedComparison, *, title: str = "", ax: Axes | 
     mean = np.array([one.mean for one in comparison.comparisons])
     known = np.array([one.low is not None for one in comparison.comparisons])
     reach = np.array([0.0 if one.high is None else one.high - one.mean for one in comparison.comparisons])
-    axes.plot(steps, mean, color=COLOURS[1], linewidth=1.6)
+    axes.plot(steps, mean, color=COLORS[1], linewidth=1.6)
     axes.errorbar(
-        steps[known], mean[known], reach[known], fmt="o", color=COLOURS[1], capsize=3, markersize=4,
+        steps[known], mean[known], reach[known], fmt="o", color=COLORS[1], capsize=3, markersize=4,
         label=f"mean of {comparison.comparisons[0].sizes}, 95 % t interval",
     )  # fmt: skip
     axes.axhline(0.0, color="#555555", linewidth=0.8, zorder=0)

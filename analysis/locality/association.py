@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import qr
 
 from analysis.coherence.unit_rows import TILE, as_matrix, unit_rows
-from analysis.locality.redraw import Draw
+from analysis.locality.redraw import PlanDraw
 from analysis.locality.redraw_tests import Association, outcome
 
 _TREND_FROM = 20  # steps of an organizer epoch from which it gets a slope of its own
@@ -41,7 +41,7 @@ class SeriesDesign:
     1 to 4 over the run; the batch's mean exposure so far, its square, and the mean of log(1 + exposure).
     """
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: PlanDraw) -> None:
         self.basis = drift_basis(draw)
         self.residual = draw.cosine - self.basis @ (self.basis.T @ draw.cosine)
         self.freedom = len(draw) - self.basis.shape[1] - 1
@@ -55,7 +55,7 @@ class SeriesDesign:
     def correlate(self, coherence: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return r (S,) and Z (S,) for (T, S) series; NaN where a series is explained by the basis.
 
-        Z^2 = (sum_t s_t^2 + 2 sum s_t s_t' over pairs that share a sample) / (|x|^2 |y|^2), with s_t the centred
+        Z^2 = (sum_t s_t^2 + 2 sum s_t s_t' over pairs that share a sample) / (|x|^2 |y|^2), with s_t the centered
         products of the residuals x and y: the variance of r that samples seen twice imply.
         """
         rest = coherence - self.basis @ (self.basis.T @ coherence)
@@ -89,7 +89,7 @@ class SeriesTest:
         self.steps = steps
         self.coherence = np.asarray(coherence, dtype=np.float64)
 
-    design: Callable[[Draw], SeriesDesign] = SeriesDesign
+    design: Callable[[PlanDraw], SeriesDesign] = SeriesDesign
 
     def of(self, design: SeriesDesign, number: int) -> tuple[float, float]:
         """Return r and Z."""
@@ -112,7 +112,7 @@ def series_inflation(z: float, redrawn: NDArray[np.float64]) -> float:
     return max(1.0, z / mean) if mean > 0 else 1.0
 
 
-def drift_basis(draw: Draw) -> NDArray[np.float64]:
+def drift_basis(draw: PlanDraw) -> NDArray[np.float64]:
     """Return (T, m) orthonormal columns that span drift and exposure, see `SeriesDesign`."""
     place = np.linspace(-1.0, 1.0, len(draw)) if len(draw) > 1 else np.zeros(len(draw))
     columns = []
@@ -133,7 +133,7 @@ def drift_basis(draw: Draw) -> NDArray[np.float64]:
 
 
 class StepGradients:
-    """Unit gradients of T steps, centred: what the matrix test keeps fixed.
+    """Unit gradients of T steps, centered: what the matrix test keeps fixed.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class StepGradients:
 
 
 class MatrixDesign:
-    """Unit centroids of one draw, centred, with the pairs of steps that share a sample.
+    """Unit centroids of one draw, centered, with the pairs of steps that share a sample.
 
     Parameters
     ----------
@@ -178,10 +178,10 @@ class MatrixDesign:
         T steps.
     """
 
-    def __init__(self, draw: Draw) -> None:
-        centred = draw.centroid - draw.centroid.mean(axis=0, dtype=np.float64)
-        self.centroid = centred.astype(np.float32)
-        self.square = np.einsum("ij,ij->i", centred, centred)
+    def __init__(self, draw: PlanDraw) -> None:
+        centered = draw.centroid - draw.centroid.mean(axis=0, dtype=np.float64)
+        self.centroid = centered.astype(np.float32)
+        self.square = np.einsum("ij,ij->i", centered, centered)
         self.total = _sum_over_pairs(self.square)
         self.rows, self.columns = draw.sharing
         T = len(draw)
@@ -220,7 +220,7 @@ class MatrixDesign:
     def linked_variance(self, gradients: StepGradients) -> float:
         """Return V, the variance of the statistic that steps linked by common samples imply.
 
-        With S the centred products, zero where a pair shares a sample, and Q the adjacency of sharing steps plus the
+        With S the centered products, zero where a pair shares a sample, and Q the adjacency of sharing steps plus the
         identity: V = 2 <S, Q S Q> / norm^2, norm the number of ordered pairs times both deviations.
         """
         T = len(self.centroid)
@@ -270,7 +270,7 @@ class MatrixTest:
         self.steps = steps
         self.gradients = StepGradients(sketch)
 
-    design: Callable[[Draw], MatrixDesign] = MatrixDesign
+    design: Callable[[PlanDraw], MatrixDesign] = MatrixDesign
 
     def of(self, design: MatrixDesign, number: int) -> tuple[float, float]:
         """Return the statistic and, of the run and the first re-draw, V."""
@@ -298,12 +298,12 @@ def matrix_inflation(variance: float, redrawn_variance: float, redrawn: NDArray[
 
 
 def _sum_over_pairs(square: NDArray[np.float64]) -> float:
-    """Return the sum over pairs t < s of products of centred rows, whose squared lengths `square` holds."""
+    """Return the sum over pairs t < s of products of centered rows, whose squared lengths `square` holds."""
     return -float(square.sum()) / 2  # the rows sum to zero
 
 
 def _pairs_of(square: NDArray[np.float64], whole: float) -> tuple[float, float]:
-    """Return sum and standard deviation over pairs t < s of products of centred rows.
+    """Return sum and standard deviation over pairs t < s of products of centered rows.
 
     `square` holds their squared lengths, `whole` is the sum of all T x T squared products.
     """

@@ -16,28 +16,28 @@ from analysis.locality.sample_pairs import SamplePairs, pair_slope
 
 @dataclass(frozen=True, eq=False)
 class PairLine:
-    """y = level + slope (x - centre), by least squares over pairs.
+    """y = level + slope (x - center), by least squares over pairs.
 
     Parameters
     ----------
     samples
         (n,) int64, ascending ids.
-    slope, level, centre
-        Of all pairs; the centre is their mean x.
+    slope, level, center
+        Of all pairs; the center is their mean x.
     slopes, levels
-        (n,) float64, without one sample, in the order of `samples`; levels at the same centre.
+        (n,) float64, without one sample, in the order of `samples`; levels at the same center.
     """
 
     samples: NDArray[np.int64]
     slope: float
     level: float
-    centre: float
+    center: float
     slopes: NDArray[np.float64]
     levels: NDArray[np.float64]
 
     def at(self, x: float) -> tuple[float, NDArray[np.float64]]:
         """Return y at x, and the (n,) values of y that leave one sample out."""
-        return self.level + self.slope * (x - self.centre), self.levels + self.slopes * (x - self.centre)
+        return self.level + self.slope * (x - self.center), self.levels + self.slopes * (x - self.center)
 
     def predict(self, x: float) -> IntervalEstimate:
         """Return y at x with an interval jackknifed over samples."""
@@ -66,10 +66,10 @@ def fit_line(pairs: SamplePairs) -> tuple[PairLine | None, str | None]:
     if slope.value is None or slope.low is None:
         return None, slope.reason
     samples, ends = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
-    centre, middle = float(pairs.embedding.mean()), float(pairs.gradient.mean())
-    x, y = pairs.embedding - centre, pairs.gradient - middle
+    center, middle = float(pairs.embedding.mean()), float(pairs.gradient.mean())
+    x, y = pairs.embedding - center, pairs.gradient - middle
     columns = (np.ones(len(pairs)), x, y, x * x, x * y)
     left = [column.sum() - np.bincount(ends, np.tile(column, 2), len(samples)) for column in columns]
     count, mean_x, mean_y = left[0], left[1] / left[0], left[2] / left[0]
     slopes = (left[4] / count - mean_x * mean_y) / (left[3] / count - mean_x**2)
-    return PairLine(samples, slope.value, middle, centre, slopes, middle + mean_y - slopes * mean_x), None
+    return PairLine(samples, slope.value, middle, center, slopes, middle + mean_y - slopes * mean_x), None

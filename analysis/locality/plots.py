@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.drawing import COLOURS, figure_of, message, plain_text, root_figure, running_mean
+from analysis.drawing import COLORS, figure_of, message, plain_text, root_figure, running_mean
 from analysis.locality.redraw_tests import Association
 from analysis.locality.sample_pairs import Slope
 from analysis.locality.study import Cloud, SignalLocality
@@ -32,7 +32,7 @@ def locality_cloud(
     note: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw gradient cosine over embedding cosine: hexagons by density, and the mean in bins.
+    """Plot gradient cosine over embedding cosine: hexagons by density, and the mean in bins.
 
     Parameters
     ----------
@@ -66,15 +66,15 @@ def locality_cloud(
         figure.colorbar(cells, ax=axes, label="pairs in the hexagon", shrink=0.8, aspect=25)
     else:
         axes.plot(
-            x, y, ".", color=COLOURS[0], alpha=0.55, markersize=6, markeredgewidth=0, label=counted(len(x), "point")
+            x, y, ".", color=COLORS[0], alpha=0.55, markersize=6, markeredgewidth=0, label=counted(len(x), "point")
         )
     known = np.isfinite(binned.low)
     if known.any():
         axes.fill_between(
-            binned.x, binned.low, binned.high, where=known.tolist(), color=COLOURS[5], alpha=0.35, linewidth=0,
+            binned.x, binned.low, binned.high, where=known.tolist(), color=COLORS[5], alpha=0.35, linewidth=0,
             label=interval,
         )  # fmt: skip
-    axes.plot(binned.x, binned.y, "o-", color=COLOURS[1], markersize=4, linewidth=1.6, label="mean in bins")
+    axes.plot(binned.x, binned.y, "o-", color=COLORS[1], markersize=4, linewidth=1.6, label="mean in bins")
     axes.set_xlabel(plain_text(x_label, 90))
     axes.set_ylabel(plain_text(y_label, 90))
     axes.spines[["top", "right"]].set_visible(False)
@@ -85,7 +85,7 @@ def locality_cloud(
 def signal_clouds(
     found: SignalLocality, *, title: str = "", ax: Sequence[Axes] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """Draw the three clouds of one signal beside each other: steps, pairs of steps, pairs of samples.
+    """Plot the three clouds of one signal beside each other: steps, pairs of steps, pairs of samples.
 
     Parameters
     ----------
@@ -111,8 +111,8 @@ def signal_clouds(
     parts: list[tuple[str, str, str, str, str, str]] = [
         ("series", "Steps", "within-batch cosine, drift removed", "batch coherence, drift removed", band,
          _association_note(found.series, found.reasons.get("series"))),
-        ("matrix", "Pairs of steps without a common sample", "cosine of batch centroids, centred",
-         "step coherence, centred", band, _association_note(found.matrix, found.reasons.get("matrix"))),
+        ("matrix", "Pairs of steps without a common sample", "cosine of batch centroids, centered",
+         "step coherence, centered", band, _association_note(found.matrix, found.reasons.get("matrix"))),
         ("pairs", "Pairs of samples of one step", "embedding cosine, within steps", "gradient cosine, within steps",
          "95 % interval, jackknife over samples", _slope_note(found.slope, found.reasons.get("pairs"))),
     ]  # fmt: skip
@@ -129,14 +129,14 @@ def locality_series(
     title: str = "",
     ax: Sequence[Axes] | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw several quantities over the same steps, one below the other: a dot a step, a running mean as a line.
+    """Plot several quantities over the same steps, one below the other: a dot a step, a running mean as a line.
 
     Parameters
     ----------
     series
         Axis label to (T,) steps and (T,) values; NaN are left out.
     window
-        Values in the centred running mean; by default a twentieth of them, 3 at least.
+        Values in the centered running mean; by default a twentieth of them, 3 at least.
     title
         Drawn as it is.
     ax
@@ -164,17 +164,17 @@ def locality_series(
         if not known.any():
             message(place, "no step with a value")
             continue
-        _dots_and_mean(place, step[known], value[known], window, COLOURS[position % len(COLOURS)])
+        _dots_and_mean(place, step[known], value[known], window, COLORS[position % len(COLORS)])
     axes[-1].set_xlabel("step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     return figure, axes
 
 
-def _dots_and_mean(axes: Axes, step: NDArray[Any], value: NDArray[np.float64], window: int | None, colour: str) -> None:
+def _dots_and_mean(axes: Axes, step: NDArray[Any], value: NDArray[np.float64], window: int | None, color: str) -> None:
     wide = min(len(value), max(3, len(value) // 20) if window is None else window)
     size = 9 if len(value) <= 50 else 5
-    axes.plot(step, value, ".", color=colour, alpha=0.45, markersize=size, markeredgewidth=0)
-    axes.plot(step, running_mean(value, wide), color=colour, linewidth=1.8, label=f"mean over {wide} of {len(value)}")
+    axes.plot(step, value, ".", color=color, alpha=0.45, markersize=size, markeredgewidth=0)
+    axes.plot(step, running_mean(value, wide), color=color, linewidth=1.8, label=f"mean over {wide} of {len(value)}")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="best", frameon=False, fontsize="small")

@@ -25,7 +25,7 @@ from sdo.random_keys import REDRAW, raw_keys
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class PlanDraw:
     """What a test needs to know of T batches of one plan.
 
     Parameters
@@ -65,7 +65,7 @@ class Draw:
         embeddings: Embeddings,
         *,
         steps_per_batch: int = 1,
-    ) -> Draw:
+    ) -> PlanDraw:
         """Describe the batches of some steps.
 
         Parameters
@@ -116,7 +116,7 @@ class Draw:
             sharing=_sharing(chosen, row, T),
         )
 
-    def take(self, positions: NDArray[np.int64]) -> Draw:
+    def take(self, positions: NDArray[np.int64]) -> PlanDraw:
         """Return the draw of some of its steps, (n,) ascending positions."""
         if len(positions) == len(self):
             return self
@@ -124,7 +124,7 @@ class Draw:
         place[positions] = np.arange(len(positions))
         left, right = (place[side] for side in self.sharing)
         both = (left >= 0) & (right >= 0)
-        return Draw(
+        return PlanDraw(
             step=self.step[positions],
             organizer_epoch=self.organizer_epoch[positions],
             cosine=self.cosine[positions],
@@ -149,7 +149,7 @@ class Redraws:
     plan: Plan
     embeddings: Embeddings
 
-    def draws(self, number: int, steps: Sequence[NDArray[np.int64]]) -> list[Draw]:
+    def draws(self, number: int, steps: Sequence[NDArray[np.int64]]) -> list[PlanDraw]:
         """Return one draw of the plan, described at several choices of steps.
 
         Parameters
@@ -174,9 +174,9 @@ class Redraws:
         every = np.zeros(stop, dtype=np.bool_)
         for one in steps:
             every[one] = True
-        whole = Draw.of(ids, offsets, epoch, np.flatnonzero(every), self.embeddings)
+        whole = PlanDraw.of(ids, offsets, epoch, np.flatnonzero(every), self.embeddings)
         place = np.cumsum(every) - 1
-        known: dict[bytes, Draw] = {}
+        known: dict[bytes, PlanDraw] = {}
         for one in steps:
             if one.tobytes() not in known:
                 known[one.tobytes()] = whole.take(place[one])

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.locality.redraw import Draw, Redraws
+from analysis.locality.redraw import PlanDraw, Redraws
 from sdo.errors import counted
 
 # What was simulated, and so what p-values are offered for: no fewer steps, and of more an even selection.
@@ -36,10 +36,10 @@ class Association:
         Steps compared.
     redraws
         Plans drawn anew.
-    centre, spread
+    center, spread
         Mean and standard deviation of r over the re-draws.
     inflation
-        Lambda >= 1, by which the distance from the centre was divided.
+        Lambda >= 1, by which the distance from the center was divided.
     """
 
     value: float | None
@@ -47,7 +47,7 @@ class Association:
     reason: str | None
     steps: int
     redraws: int = 0
-    centre: float | None = None
+    center: float | None = None
     spread: float | None = None
     inflation: float | None = None
 
@@ -58,7 +58,7 @@ class RedrawTest(Protocol):
     steps: NDArray[np.int64]
 
     @property
-    def design(self) -> Callable[[Draw], Any]:
+    def design(self) -> Callable[[PlanDraw], Any]:
         """Makes of a draw what `of` takes; tests with equal steps and designs share it."""
 
     def of(self, design: Any, number: int) -> Any:
@@ -177,8 +177,8 @@ def redraw_p(value: float, redrawn: ArrayLike, inflation: float = 1.0) -> float:
     0.25
     """
     others = np.asarray(redrawn, dtype=np.float64)
-    centre = others.mean()
-    far = np.abs(others - centre) >= abs(value - centre) / inflation
+    center = others.mean()
+    far = np.abs(others - center) >= abs(value - center) / inflation
     return float((1 + far.sum()) / (len(others) + 1))
 
 

@@ -52,13 +52,13 @@ class SamplePairs:
         _, place = np.unique(self.step, return_inverse=True)
         count = np.bincount(place)
 
-        def centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        def centered(values: NDArray[np.float64]) -> NDArray[np.float64]:
             means = np.bincount(place, values) / count
             return np.asarray(values - means[place] + values.mean())
 
         if len(count) < 2:
             return self.embedding, self.gradient
-        return centred(self.embedding), centred(self.gradient)
+        return centered(self.embedding), centered(self.gradient)
 
 
 @dataclass(frozen=True)

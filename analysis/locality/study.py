@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from analysis.coherence.cosines import batch_coherence
 from analysis.locality.association import MatrixDesign, MatrixTest, SeriesDesign, SeriesTest
-from analysis.locality.redraw import Draw, Redraws, find_embeddings, recorded_plan
+from analysis.locality.redraw import PlanDraw, Redraws, find_embeddings, recorded_plan
 from analysis.locality.redraw_tests import MIN_STEPS, Association, RedrawTest, run_tests, thin
 from analysis.locality.sample_pairs import BinnedMean, SamplePairs, Slope, binned_pairs, pair_slope, pairs_within_steps
 from analysis.run_folder.recorded import Recorded, flat_batches, recorded_batches, steps_per_batch
@@ -160,7 +160,7 @@ def run_locality(
     if redraws < 1:
         reason = reason or "no re-draws were asked for"
     names = run.signals if signals is None else signals
-    parts = {name: _Parts(run, name, steps[known], matrix) for name in names}
+    parts = {name: _SignalTests(run, name, steps[known], matrix) for name in names}
     results = {}
     compared: list[RedrawTest] = []
     if source is not None and redraws > 0:
@@ -182,7 +182,7 @@ def run_locality(
     return RunLocality(steps, cosine, results, redraws if compared else 0, reason)
 
 
-class _Parts:
+class _SignalTests:
     """What one signal of one run brings to the tests."""
 
     def __init__(self, run: Run, signal: str, steps: NDArray[np.int64], embeddings: Embeddings) -> None:
@@ -270,7 +270,7 @@ def _without_redraws(
             why = f"{reason}; nor are its steps recorded from 0 on, in batches of distinct samples"
             return Association(None, None, why, len(test.steps))
         ids, offsets = flat_batches(batches)
-        draw = Draw.of(ids, offsets, epochs, test.steps, embeddings, steps_per_batch=each)
+        draw = PlanDraw.of(ids, offsets, epochs, test.steps, embeddings, steps_per_batch=each)
         paired = np.flatnonzero(~np.isnan(draw.cosine))
         if isinstance(test, SeriesTest) and len(paired) < len(draw):  # a step may train completions of one prompt only
             if len(paired) < 2:
@@ -279,7 +279,7 @@ def _without_redraws(
                 )
                 return Association(None, None, why, len(paired))
             test = SeriesTest(test.steps[paired], test.coherence[paired])
-            draw = Draw.of(ids, offsets, epochs, test.steps, embeddings, steps_per_batch=each)
+            draw = PlanDraw.of(ids, offsets, epochs, test.steps, embeddings, steps_per_batch=each)
     outcome: Association = test.result(test.of(test.design(draw), -1), [])
     return outcome if outcome.value is None else replace(outcome, reason=reason)
 
@@ -291,7 +291,7 @@ class _Picture:
         self._matrix = isinstance(test, MatrixTest)
         keep = thin(test.steps, _BAND_STEPS) if self._matrix else np.arange(len(test.steps))
         self.steps = test.steps[keep]
-        self.design: Callable[[Draw], Any] = MatrixDesign if self._matrix else SeriesDesign
+        self.design: Callable[[PlanDraw], Any] = MatrixDesign if self._matrix else SeriesDesign
         if self._matrix:
             self._gradients = test.gradients.cosine[np.ix_(keep, keep)].astype(np.float64)
             self._upper = np.triu(np.ones(self._gradients.shape, dtype=bool), 1)

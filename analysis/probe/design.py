@@ -1,6 +1,6 @@
 """Which samples a probe looks at: whole batches, or a part of them, of an organizer's own plan and of its two controls.
 
-The batches of ``"uniform"`` and of ``"random"`` (SDO with random members in the place of neighbours) are drawn without
+The batches of ``"uniform"`` and of ``"random"`` (SDO with random members in the place of neighbors) are drawn without
 a look at the embeddings: their samples together make the curve, on which predictions rest. The batches of ``"sdo"``
 are kept apart, so that they can check what was predicted.
 """
@@ -97,7 +97,7 @@ def design_probe(plan: Plan, *, samples: int = 256, steps: int | None = None) ->
     Parameters
     ----------
     plan
-        Of an :class:`sdo.SDO` with neighbours.
+        Of an :class:`sdo.SDO` with neighbors.
     samples
         How many gradients to take, about: a sample of two batches is taken once.
     steps
@@ -111,13 +111,13 @@ def design_probe(plan: Plan, *, samples: int = 256, steps: int | None = None) ->
     Raises
     ------
     InputError
-        If the plan has no neighbours, its batches no pairs, or the samples are too few for two batches of a control.
+        If the plan has no neighbors, its batches no pairs, or the samples are too few for two batches of a control.
     """
     sdo, locality = plan.organizer, plan.organizer.options.get("locality")
     if sdo.embeddings is None or locality != "knn":
         got = sdo.name if locality is None else f"locality {locality!r}"
         raise InputError(
-            f"the organizer is {got}; expected SDO with neighbours, since uniform batches and random locality are what "
+            f"the organizer is {got}; expected SDO with neighbors, since uniform batches and random locality are what "
             "it is compared with; fix: organizer.name sdo, organizer.locality knn"
         )
     if plan.batch_size < 2:

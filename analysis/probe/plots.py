@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from analysis.drawing import COLOURS, message, named_legend, plain_text
+from analysis.drawing import COLORS, message, named_legend, plain_text
 from analysis.jackknife import IntervalEstimate
 from analysis.locality.pair_line import PairLine
 from analysis.locality.sample_pairs import BinnedMean
@@ -18,7 +18,7 @@ from analysis.probe.design import ARMS, ProbeDesign
 from analysis.probe.study import SignalProbe
 
 ARM_NAMES = {"uniform": "uniform", "random": "SDO, random locality", "sdo": "SDO"}
-_BLIND, _NEAR, _LINE = COLOURS[0], COLOURS[1], "#555555"
+_BLIND, _NEAR, _LINE = COLORS[0], COLORS[1], "#555555"
 _HISTOGRAM = 0.16  # of the height, for the plans' cosines
 _TRIMMED = 0.002  # share of the plans' pairs outside the picture at each side
 
@@ -26,7 +26,7 @@ _TRIMMED = 0.002  # share of the plans' pairs outside the picture at each side
 def probe_figure(
     found: Mapping[str, SignalProbe], design: ProbeDesign, *, title: str = ""
 ) -> tuple[Figure, NDArray[Any]]:
-    """Draw a row for each signal: the curve, and predicted and observed coherence.
+    """Plot a row for each signal: the curve, and predicted and observed coherence.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def probe_figure(
 
 
 def probe_curve(found: SignalProbe, design: ProbeDesign, *, title: str, ax: Axes) -> None:
-    """Draw gradient cosine over embedding cosine, and where the plans' pairs lie.
+    """Plot gradient cosine over embedding cosine, and where the plans' pairs lie.
 
     Parameters
     ----------
@@ -84,8 +84,8 @@ def probe_curve(found: SignalProbe, design: ProbeDesign, *, title: str, ax: Axes
         names.append("line, with 95 % interval (samples)")
     handles.append(_draw_bins(ax, found.curve, _BLIND, "o"))
     names.append("all pairs of samples drawn without embeddings")
-    if len(found.neighbours.count):
-        handles.append(_draw_bins(ax, found.neighbours, _NEAR, "D"))
+    if len(found.neighbors.count):
+        handles.append(_draw_bins(ax, found.neighbors, _NEAR, "D"))
         names.append("pairs inside SDO's batches")
     _draw_plans(ax, plans, low, high)
     ax.set_xlim(low, high)
@@ -96,7 +96,7 @@ def probe_curve(found: SignalProbe, design: ProbeDesign, *, title: str, ax: Axes
 
 
 def probe_arms(found: SignalProbe, *, title: str, ax: Axes) -> None:
-    """Draw predicted and observed batch coherence of the three kinds of batches, with 95 % intervals.
+    """Plot predicted and observed batch coherence of the three kinds of batches, with 95 % intervals.
 
     Parameters
     ----------
@@ -107,20 +107,20 @@ def probe_arms(found: SignalProbe, *, title: str, ax: Axes) -> None:
     ax
         Axes to draw into.
     """
-    ax.set_title(f"{plain_text(title, 80)}\nneighbour batches change it: {found.verdict.outcome}", fontsize="medium")
+    ax.set_title(f"{plain_text(title, 80)}\nneighbor batches change it: {found.verdict.outcome}", fontsize="medium")
     kinds = {
         "predicted from the curve": ("predicted", 0.22, _LINE, "o", "full"),
         "inside observed batches": ("within", 0.0, _NEAR, "D", "full"),
         "between observed batches": ("between", -0.22, _NEAR, "D", "none"),
     }
     handles, names = [], []
-    for label, (field, shift, colour, marker, fill) in kinds.items():
+    for label, (field, shift, color, marker, fill) in kinds.items():
         handle = None
         for place, arm in enumerate(ARMS):
             estimate: IntervalEstimate = getattr(found.arms[arm], field)
             if estimate.value is None:
                 continue
-            handle = _point(ax, estimate, len(ARMS) - 1 - place + shift, colour, marker, fill)
+            handle = _point(ax, estimate, len(ARMS) - 1 - place + shift, color, marker, fill)
         if handle is not None:
             handles.append(handle)
             names.append(label)
@@ -150,11 +150,11 @@ def _difference_note(difference: IntervalEstimate) -> str:
     return f"inside - between {difference.value:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})"
 
 
-def _point(ax: Axes, estimate: IntervalEstimate, y: float, colour: str, marker: str, fill: Any) -> Any:
+def _point(ax: Axes, estimate: IntervalEstimate, y: float, color: str, marker: str, fill: Any) -> Any:
     if estimate.low is not None and estimate.high is not None:
-        ax.plot([estimate.low, estimate.high], [y, y], color=colour, linewidth=1.6)
+        ax.plot([estimate.low, estimate.high], [y, y], color=color, linewidth=1.6)
     value = [] if estimate.value is None else [estimate.value]
-    return ax.plot(value, [y] * len(value), marker, color=colour, markersize=6, fillstyle=fill)[0]
+    return ax.plot(value, [y] * len(value), marker, color=color, markersize=6, fillstyle=fill)[0]
 
 
 def _draw_line(ax: Axes, line: PairLine, low: float, high: float) -> Any:
@@ -166,21 +166,21 @@ def _draw_line(ax: Axes, line: PairLine, low: float, high: float) -> Any:
     return ax.plot(x, middle, color=_LINE, linewidth=1.4)[0]
 
 
-def _draw_bins(ax: Axes, binned: BinnedMean, colour: str, marker: str) -> Any:
+def _draw_bins(ax: Axes, binned: BinnedMean, color: str, marker: str) -> Any:
     known = np.isfinite(binned.low)
-    ax.vlines(binned.x[known], binned.low[known], binned.high[known], color=colour, linewidth=1.6)
-    return ax.plot(binned.x, binned.y, marker, color=colour, markersize=5)[0]
+    ax.vlines(binned.x[known], binned.low[known], binned.high[known], color=color, linewidth=1.6)
+    return ax.plot(binned.x, binned.y, marker, color=color, markersize=5)[0]
 
 
 def _draw_plans(ax: Axes, plans: Mapping[str, NDArray[np.float64]], low: float, high: float) -> None:
-    """Draw the density of the plans' cosines along the bottom, over no scale of its own."""
+    """Plot the density of the plans' cosines along the bottom, over no scale of its own."""
     below = ax.twinx()
     edges = np.linspace(low, high, 61)
     top = 0.0
-    for colour, pairs in zip((_BLIND, _NEAR), plans.values(), strict=False):
+    for color, pairs in zip((_BLIND, _NEAR), plans.values(), strict=False):
         density, _ = np.histogram(pairs, bins=edges, density=True)
         top = max(top, float(density.max(initial=0.0)))
-        below.stairs(density, edges, color=colour, alpha=0.28, fill=True)
+        below.stairs(density, edges, color=color, alpha=0.28, fill=True)
     below.set_ylim(0, max(top, 1e-9) / _HISTOGRAM)
     below.set_yticks([])
     below.spines[["top", "right", "left"]].set_visible(False)

@@ -42,7 +42,7 @@ def signal_entry(found: SignalProbe) -> dict[str, Any]:
         "undefined": found.undefined,
         "curve_samples": found.curve_samples,
         "curve": _bins(found.curve),
-        "curve_in_sdo_batches": _bins(found.neighbours),
+        "curve_in_sdo_batches": _bins(found.neighbors),
         "slope": {name: slope[name] for name in ("value", "low", "high", "pairs", "samples", "reason")},
         "mantel": mantel,
         "predicted_change": asdict(found.predicted_change),
@@ -98,7 +98,7 @@ def advice(signal: str, found: SignalProbe, design: ProbeDesign, seconds_per_sam
     )
     if verdict.outcome == "likely":
         return (
-            f"likely: {measured}, so neighbour batches of {B} change what a step sees; whether that helps the model "
+            f"likely: {measured}, so neighbor batches of {B} change what a step sees; whether that helps the model "
             "only training can tell, best against locality random"
         )
     if verdict.outcome == "unlikely":
@@ -151,7 +151,7 @@ def notes(
         if arm.equal > _NOTED_EQUAL:
             said.append(
                 f"{arm.equal:.1%} of the pairs inside {name} batches have equal embeddings: repeated texts agree "
-                "whatever their neighbourhood"
+                "whatever their neighborhood"
             )
     for signal, one in found.items():
         missing = Counter(reason for reason in reasons[signal] if reason is not None)

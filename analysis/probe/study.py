@@ -1,4 +1,4 @@
-"""Whether SDO's neighbour batches would change the gradients, asked before training.
+"""Whether SDO's neighbor batches would change the gradients, asked before training.
 
 From gradients of single samples at the same parameters: how their cosine follows that of the embeddings, the batch
 coherence and effective batch size to expect of a plan, and the same observed on batches of that plan. Which interval
@@ -35,7 +35,7 @@ Outcome = Literal["likely", "unlikely", "cannot tell"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether neighbour batches change the gradients, by the rule of :func:`decide`.
+    """Whether neighbor batches change the gradients, by the rule of :func:`decide`.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class SignalProbe:
         Samples behind curve, slope, Mantel test and predictions.
     curve
         Gradient cosine in bins of embedding cosine, over all their pairs.
-    neighbours
+    neighbors
         The same over pairs inside SDO's batches, jackknifed over batches.
     slope, mantel
         Over all pairs of `curve_samples`.
@@ -89,7 +89,7 @@ class SignalProbe:
     undefined: int
     curve_samples: int
     curve: BinnedMean
-    neighbours: BinnedMean
+    neighbors: BinnedMean
     slope: Slope
     mantel: PermutationTest
     line: PairLine | None
@@ -107,7 +107,7 @@ def probe_signal(
     permutations: int = 999,
     seed: int = 0,
 ) -> SignalProbe:
-    """Analyse one signal.
+    """Analyze one signal.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def probe_signal(
         undefined=int((~defined).sum()),
         curve_samples=len(at),
         curve=binned_pairs(pairs, BINS),
-        neighbours=ObservedBatches(sdo, design.batch_size, rows.sample_ids, used, gram).curve(),
+        neighbors=ObservedBatches(sdo, design.batch_size, rows.sample_ids, used, gram).curve(),
         slope=slope,
         mantel=mantel,
         line=line,
@@ -171,7 +171,7 @@ def decide(
     batch_size: int,
     smallest_change: float = SMALLEST_CHANGE,
 ) -> Verdict:
-    """Say whether neighbour batches change the gradients.
+    """Say whether neighbor batches change the gradients.
 
     Parameters
     ----------

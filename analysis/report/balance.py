@@ -11,12 +11,12 @@ from analysis.balance.summary import BalanceSummary
 from analysis.balance.words import ACCURACY, CAVEAT, NAMES, WORDS
 from analysis.report.content import Absent, Cell, Finding, Picture, Quotes, Section, Table, join, number, signed
 from analysis.report.material import ReportMaterial
-from analysis.report.settings import not_drawn
+from analysis.report.settings import not_plotted
 from sdo.errors import counted
 
 _WEAKEST = 5
 _ROWS = 24  # clusters of a picture
-_PICTURES = 4  # runs whose clusters are drawn; more would not fit a page that can be sent
+_PICTURES = 4  # runs whose clusters are plotted; more would not fit a page that can be sent
 _ABSENT = Absent(
     "No predictions were given: --predictions FILE… with --embeddings and --clusters, or --labels, shows balance over "
     "clusters."
@@ -166,14 +166,14 @@ def _findings(summary: BalanceSummary) -> list[Finding]:
 def _pictures(summary: BalanceSummary) -> list[Picture]:
     words = summary.keywords or None
     pictures = []
-    drawn, compared = list(summary.balances)[:_PICTURES], list(summary.comparisons)[: _PICTURES - 1]
-    told = not_drawn(drawn, list(summary.balances), "sdo balance PREDICTIONS… --out DIR")
-    for name in drawn:
+    plotted, compared = list(summary.balances)[:_PICTURES], list(summary.comparisons)[: _PICTURES - 1]
+    told = not_plotted(plotted, list(summary.balances), "sdo balance PREDICTIONS… --out DIR")
+    for name in plotted:
         one = summary.balances[name]
         figure, _ = ranked_clusters(one, keywords=words, rows=_ROWS, title=name)
         band = ", and the band of equally good clusters" if len(one.names) > 1 else ""
         caption = f"{name}: accuracy by cluster, Wilson 95 % intervals{band}."
-        caption += told if name == drawn[-1] else ""
+        caption += told if name == plotted[-1] else ""
         pictures.append(Picture.of(figure, alt=f"Clusters of {name} ranked by accuracy.", caption=caption))
     for name in compared:
         figure, _ = dumbbell(summary.comparisons[name], baseline=summary.baseline, run=name, keywords=words, rows=_ROWS)

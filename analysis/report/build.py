@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.balance.summary import BalanceSummary
 from analysis.report.balance import balance_section, weakest_section
-from analysis.report.content import Absent, Failed, Finding, Part, Section, SectionSpec
+from analysis.report.content import Absent, Failed, Finding, Place, Section, SectionSpec
 from analysis.report.locality import exposure_section, locality_section
 from analysis.report.material import ReportMaterial
 from analysis.report.page import render, state
@@ -95,7 +95,7 @@ def build_report(
     runs
         Name to run folder, in the order in which they are shown; may be empty where there are predictions.
     balance
-        Balance of predictions, as :func:`analysis.summarise_balance` returns it.
+        Balance of predictions, as :func:`analysis.summarize_balance` returns it.
     embeddings
         Where the runs' embeddings are, if no longer where run.json says.
     redraws
@@ -119,13 +119,13 @@ def build_report(
     """
     material = ReportMaterial(dict(runs), tuple(command), balance, embeddings, redraws)
     _check_keys(sections)
-    parts = {spec.key: _part(spec, material) for spec in sections}
-    findings, warnings = _first(material, parts)
+    places = {spec.key: _place(spec, material) for spec in sections}
+    findings, warnings = _first(material, places)
     made = datetime.now(UTC).isoformat(timespec="minutes")
     subtitle = f"{counted(len(runs), 'run')}; made {made}"
-    words = render(title, subtitle, findings, warnings, [_without_pictures(part) for part in parts.values()])
-    parts, scale = _fitted(parts, (_PAGE_BYTES - len(words.encode())) * 3 // 4)
-    html = render(title, subtitle, findings, warnings, list(parts.values()))
+    words = render(title, subtitle, findings, warnings, [_without_pictures(place) for place in places.values()])
+    places, scale = _fitted(places, (_PAGE_BYTES - len(words.encode())) * 3 // 4)
+    html = render(title, subtitle, findings, warnings, list(places.values()))
     numbers = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -134,15 +134,15 @@ def build_report(
         "verdict": [asdict(finding) for finding in findings],
         "alerts": list(warnings),
         "picture_scale": scale,
-        "sections": {key: _numbers(part) for key, part in parts.items()},
+        "sections": {key: _numbers(place) for key, place in places.items()},
     }
-    failed = tuple(part.title for part in parts.values() if isinstance(part.content, Failed))
+    failed = tuple(place.title for place in places.values() if isinstance(place.content, Failed))
     return Report(html, numbers, failed)
 
 
-def _fitted(parts: dict[str, Part], budget: int) -> tuple[dict[str, Part], float]:
-    """Shrink the largest pictures until all take `budget` bytes; return the parts and the least factor of a side."""
-    shown = {key: part.content for key, part in parts.items() if isinstance(part.content, Section)}
+def _fitted(places: dict[str, Place], budget: int) -> tuple[dict[str, Place], float]:
+    """Shrink the largest pictures until all take `budget` bytes; return the places and the least factor of a side."""
+    shown = {key: place.content for key, place in places.items() if isinstance(place.content, Section)}
     whole = [picture for content in shown.values() for picture in content.pictures]
     scales = [1.0] * len(whole)
     sizes = [len(picture.png) for picture in whole]
@@ -159,14 +159,14 @@ def _fitted(parts: dict[str, Part], budget: int) -> tuple[dict[str, Part], float
         sizes = [len(picture.png) for picture in pictures]
     left = iter(pictures)
     fitted = {
-        key: replace(parts[key], content=replace(content, pictures=tuple(next(left) for _ in content.pictures)))
+        key: replace(places[key], content=replace(content, pictures=tuple(next(left) for _ in content.pictures)))
         for key, content in shown.items()
     }
-    return parts | fitted, min(scales, default=1.0)
+    return places | fitted, min(scales, default=1.0)
 
 
-def _without_pictures(part: Part) -> Part:
-    return replace(part, content=replace(part.content, pictures=())) if isinstance(part.content, Section) else part
+def _without_pictures(place: Place) -> Place:
+    return replace(place, content=replace(place.content, pictures=())) if isinstance(place.content, Section) else place
 
 
 def _check_keys(sections: Sequence[SectionSpec]) -> None:
@@ -181,25 +181,25 @@ def _check_keys(sections: Sequence[SectionSpec]) -> None:
         seen.add(spec.key)
 
 
-def _part(spec: SectionSpec, material: ReportMaterial) -> Part:
+def _place(spec: SectionSpec, material: ReportMaterial) -> Place:
     try:
         content: object = spec.compute(material)
         if not isinstance(content, Section | Absent):
             raise TypeError(f"it gave {type(content).__name__}; expected a Section, or Absent where there is nothing")
         json.dumps(content.data if isinstance(content, Section) else {}, allow_nan=False)
     except Exception as error:  # whatever it was, the other sections are still worth having
-        return Part(spec.key, spec.title, Failed(f"{type(error).__name__}: {_words(error)}"))
-    return Part(spec.key, spec.title, content)
+        return Place(spec.key, spec.title, Failed(f"{type(error).__name__}: {_words(error)}"))
+    return Place(spec.key, spec.title, content)
 
 
-def _first(material: ReportMaterial, parts: Mapping[str, Part]) -> tuple[list[Finding], list[str]]:
+def _first(material: ReportMaterial, places: Mapping[str, Place]) -> tuple[list[Finding], list[str]]:
     """Return verdict and alerts; they read the run folders too, so a broken one must not take the page with it."""
     try:
-        findings = verdict(material, parts)
+        findings = verdict(material, places)
     except Exception as error:  # as for a section
         findings = [Finding("worse", f"No verdict could be reached: {_words(error)}")]
     try:
-        return findings, alerts(material, parts)
+        return findings, alerts(material, places)
     except Exception as error:  # as for a section
         return findings, [f"Alerts could not be collected: {_words(error)}"]
 
@@ -208,8 +208,8 @@ def _words(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _numbers(part: Part) -> dict[str, Any]:
-    entry: dict[str, Any] = {"title": part.title, "state": state(part)}
-    if isinstance(part.content, Section):
-        return entry | part.content.data
-    return entry | {"reason": part.content.reason}
+def _numbers(place: Place) -> dict[str, Any]:
+    entry: dict[str, Any] = {"title": place.title, "state": state(place)}
+    if isinstance(place.content, Section):
+        return entry | place.content.data
+    return entry | {"reason": place.content.reason}

@@ -70,7 +70,7 @@ class Picture:
 
     @classmethod
     def of(cls, figure: Figure, *, alt: str, caption: str, dpi: int = 100) -> Picture:
-        """Draw a figure at `dpi` pixels an inch."""
+        """Plot a figure at `dpi` pixels an inch."""
         buffer = io.BytesIO()
         write_png(figure, buffer, dpi=dpi)
         return cls(buffer.getvalue(), alt, caption)
@@ -167,7 +167,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Part:
+class Place:
     """A section's place in the report, whatever became of it."""
 
     key: str

@@ -14,7 +14,7 @@ from analysis.locality.sample_pairs import Slope
 from analysis.locality.study import RunLocality, locality_entry, run_locality
 from analysis.report.content import DASH, Absent, Cell, Picture, Section, Table, number, some
 from analysis.report.material import ReportMaterial
-from analysis.report.settings import drawn_runs, not_drawn
+from analysis.report.settings import not_plotted, plotted_runs
 from sdo.errors import InputError
 
 _CLOUDS = 4  # pictures, a run and signal each; more would not fit a page that can be sent
@@ -65,16 +65,16 @@ def locality_section(material: ReportMaterial) -> Section | Absent:
 def _clouds(found: dict[str, RunLocality], material: ReportMaterial) -> list[Picture]:
     having = [name for name, one in found.items() if any(of.clouds for of in one.signals.values())]
     signals = {signal for name in having for signal, of in found[name].signals.items() if of.clouds}
-    drawn = drawn_runs(having, material.runs, max(1, _CLOUDS // max(1, len(signals))))
+    plotted = plotted_runs(having, material.runs, max(1, _CLOUDS // max(1, len(signals))))
     pictures = []
-    for name in drawn:
+    for name in plotted:
         for signal, of in found[name].signals.items():
             if of.clouds:
                 figure, _ = signal_clouds(of, title=f"{signal}, {name}")
                 alt = f"Gradient cosine over embedding cosine of steps and pairs of samples: {signal}, {name}."
                 pictures.append(Picture.of(figure, alt=alt, caption=f"Locality of {signal}, {name}.", dpi=75))
     if pictures:
-        told = not_drawn(drawn, having, "sdo locality RUN --out DIR")
+        told = not_plotted(plotted, having, "sdo locality RUN --out DIR")
         pictures[-1] = replace(pictures[-1], caption=pictures[-1].caption + told)
     return pictures
 
@@ -112,7 +112,7 @@ def exposure_section(material: ReportMaterial) -> Section | Absent:
     histogram, _ = exposure_histogram(found)
     coverage, _ = coverage_curves(found)
     pictures = (
-        Picture.of(histogram, alt="Samples by how often they were seen, a colour a run.", caption="Times seen."),
+        Picture.of(histogram, alt="Samples by how often they were seen, a color a run.", caption="Times seen."),
         Picture.of(
             coverage, alt="Share of samples seen over the steps, a line a run.", caption="Coverage over the steps."
         ),

@@ -12,11 +12,13 @@ import jinja2
 from markupsafe import Markup
 
 from analysis.balance.cluster_texts import shown_text
-from analysis.report.content import Absent, Failed, Finding, Part
+from analysis.report.content import Absent, Failed, Finding, Place
 from sdo.errors import printable
 
 
-def render(title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequence[str], parts: Sequence[Part]) -> str:
+def render(
+    title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequence[str], places: Sequence[Place]
+) -> str:
     """Return the page.
 
     Parameters
@@ -25,7 +27,7 @@ def render(title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequen
         The heading and the line below it.
     verdict, alerts
         What stands first.
-    parts
+    places
         The sections in their order.
     """
     folder = files("analysis.report")
@@ -40,16 +42,16 @@ def render(title: str, subtitle: str, verdict: Sequence[Finding], alerts: Sequen
     template = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
     css = Markup((folder / "page.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
     shown: list[dict[str, Any]] = [
-        {"key": part.key, "title": part.title, "content": part.content, "state": state(part)} for part in parts
+        {"key": place.key, "title": place.title, "content": place.content, "state": state(place)} for place in places
     ]
-    return template.render(title=title, subtitle=subtitle, verdict=verdict, alerts=alerts, parts=shown, css=css)
+    return template.render(title=title, subtitle=subtitle, verdict=verdict, alerts=alerts, places=shown, css=css)
 
 
-def state(part: Part) -> str:
+def state(place: Place) -> str:
     """Return ``"shown"``, ``"absent"`` or ``"failed"``."""
-    if isinstance(part.content, Failed):
+    if isinstance(place.content, Failed):
         return "failed"
-    return "absent" if isinstance(part.content, Absent) else "shown"
+    return "absent" if isinstance(place.content, Absent) else "shown"
 
 
 def _harmless(value: Any) -> Any:

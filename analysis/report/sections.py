@@ -13,7 +13,7 @@ from analysis.coherence.study import run_coherence
 from analysis.drawing import MANY_RUNS
 from analysis.report.content import Absent, Cell, Picture, Section, Table, join, number, signed, some
 from analysis.report.material import ReportMaterial
-from analysis.report.settings import drawn_runs, kinds_of_run, not_drawn
+from analysis.report.settings import arms_of, not_plotted, plotted_runs
 from analysis.run_folder.curves import (
     Evaluation,
     Training,
@@ -27,7 +27,7 @@ from analysis.run_folder.run import Run
 
 _NO_REWARD = "no step has a reward"
 
-_HEAT_MAPS = 6  # runs whose heat maps are drawn; noise does not compress, and a page has to be sent
+_HEAT_MAPS = 6  # runs whose heat maps are plotted; noise does not compress, and a page has to be sent
 _CELLS, _FEW = 256, 2  # cells a side of them, up to so many
 _SHARED_CELLS = 235**2  # cells of all of them together where there are more
 
@@ -217,9 +217,9 @@ def coherence_section(material: ReportMaterial) -> Section | Absent:
     tables, pictures, data = [], [], {}
     words = []
     for signal in material.signals:
-        table, drawn, entry, sentence = _coherence_of(material, signal)
+        table, plotted, entry, sentence = _coherence_of(material, signal)
         tables.append(table)
-        pictures += drawn
+        pictures += plotted
         data[signal] = entry
         words.append(sentence)
     return Section(tuple(words), tuple(tables), tuple(pictures), more=_COHERENCE_WORDS, data={"signals": data})
@@ -227,10 +227,10 @@ def coherence_section(material: ReportMaterial) -> Section | Absent:
 
 def _coherence_of(material: ReportMaterial, signal: str) -> tuple[Table, list[Picture], dict[str, Any], str]:
     rows, matrices, steps, series, data = [], {}, {}, {}, {}
-    drawn = drawn_runs(list(material.runs), material.runs, _HEAT_MAPS)
-    cells = _CELLS if len(drawn) <= _FEW else math.isqrt(_SHARED_CELLS // len(drawn))
+    plotted = plotted_runs(list(material.runs), material.runs, _HEAT_MAPS)
+    cells = _CELLS if len(plotted) <= _FEW else math.isqrt(_SHARED_CELLS // len(plotted))
     for name, run in material.runs.items():
-        found = run_coherence(run, [signal], cells=cells if name in drawn else 0)[signal]
+        found = run_coherence(run, [signal], cells=cells if name in plotted else 0)[signal]
         if found.between_steps.blocks is not None:
             matrices[name], steps[name] = found.between_steps.blocks, found.between_steps.step
         if found.within_steps.series.defined.any():
@@ -263,13 +263,13 @@ def _coherence_of(material: ReportMaterial, signal: str) -> tuple[Table, list[Pi
             figure,
             alt=f"Heat maps of the cosine between the gradients of all pairs of steps, {signal}, on one scale.",
             caption=f"Step coherence, {signal}. Red agrees, blue opposes; one scale for all runs."
-            + not_drawn(drawn, list(material.runs), "sdo coherence RUN… --out DIR"),
+            + not_plotted(plotted, list(material.runs), "sdo coherence RUN… --out DIR"),
             dpi=80,  # noise does not compress
         )
         pictures.append(picture)
     if series:
         figure, _ = batch_coherence_series(series, of=" or ".join(_compared(data)))
-        alt = f"Batch coherence of {signal} over the steps, a colour a run."
+        alt = f"Batch coherence of {signal} over the steps, a color a run."
         caption_of = f"Batch coherence, {signal}{_within_of(data)}: dots are steps."
         pictures.append(Picture.of(figure, alt=alt, caption=caption_of))
     return Table(head, tuple(rows), caption), pictures, data, _coherence_sentence(signal, data, material.runs)
@@ -306,14 +306,14 @@ def _within_of(data: Mapping[str, Any]) -> str:
 
 
 def _in_words(values: Mapping[str, float], runs: Mapping[str, Run]) -> list[str]:
-    """Return each run's value, or of many runs how far those of each kind reach: the table has them all."""
+    """Return each run's value, or of many runs how far those of each arm reach: the table has them all."""
     if len(values) <= MANY_RUNS:
         return [f"{signed(value, '{:+.3f}')} in {name}" for name, value in values.items()]
     told = []
-    for kind, names in kinds_of_run({name: runs[name] for name in values}).items():
+    for arm, names in arms_of({name: runs[name] for name in values}).items():
         low, high = (signed(end(values[name] for name in names), "{:+.3f}") for end in (min, max))
         reach = low if low == high else f"{low} to {high}"
-        told.append(f"{reach} in {len(names)} run{'s' if len(names) > 1 else ''} of {kind}")
+        told.append(f"{reach} in {len(names)} run{'s' if len(names) > 1 else ''} of {arm}")
     return told
 
 

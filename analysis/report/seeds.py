@@ -8,17 +8,9 @@ from typing import Any
 from analysis.exposure.plots import seed_differences
 from analysis.report.content import Absent, Cell, Finding, Picture, Section, Table, number, signed, some
 from analysis.report.material import ReportMaterial
-from analysis.report.settings import kinds_of_run
-from analysis.seeds.compare import (
-    FEW_PAIRS,
-    LEVEL,
-    PairedComparison,
-    Pairing,
-    SeedComparison,
-    UnpairedComparison,
-    compare_seeds,
-    pair_runs,
-)
+from analysis.report.settings import arms_of
+from analysis.seeds.compare import Pairing, SeedComparison, compare_seeds, pair_runs
+from analysis.seeds.differences import FEW_PAIRS, LEVEL, PairedComparison, UnpairedComparison
 from sdo.errors import InputError, counted
 
 # What the name of a measure says of its direction; of others no better or worse is said.
@@ -27,8 +19,8 @@ _LOWER, _HIGHER = ("loss",), ("correct", "accuracy", "reward", "margin")
 
 def seeds_section(material: ReportMaterial) -> Section | Absent:
     """Comparisons of each kind of run with the first kind, at each checkpoint."""
-    kinds = kinds_of_run(material.runs)
-    several = {kind: runs for kind, runs in kinds.items() if len(runs) > 1}
+    arms = arms_of(material.runs)
+    several = {arm: runs for arm, runs in arms.items() if len(runs) > 1}
     if len(several) < 2:
         return Absent("Two kinds of run with at least two seeds each are compared here; one seed gives no verdict.")
     (baseline, first), *others = several.items()

@@ -1,4 +1,4 @@
-"""What runs were made with, side by side: kinds of run, and settings that should be alike and are not."""
+"""What runs were made with, side by side: arms, and settings that should be alike and are not."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def recorded_digest(run: Run) -> str | None:
     return noted if isinstance(noted, str) and re.fullmatch("[0-9a-f]{64}", noted) else None
 
 
-def kinds_of_run(runs: Mapping[str, Run]) -> dict[str, list[str]]:
-    """Group runs that differ in nothing but their seed; a kind is named by organizer, and by more where that is needed.
+def arms_of(runs: Mapping[str, Run]) -> dict[str, list[str]]:
+    """Group runs that differ in nothing but their seed; an arm is named by organizer, and by more if needed.
 
     What has to be alike: the organizer's options, batch size, embeddings, model, dataset and the trainer's arguments.
     """
@@ -45,13 +45,13 @@ def kinds_of_run(runs: Mapping[str, Run]) -> dict[str, list[str]]:
         }
         key = json.dumps(alike, sort_keys=True, default=str)
         groups[str(organizer.get("name", "no organizer"))].setdefault(key, []).append(name)
-    kinds = {}
+    arms = {}
     for organizer_name, by_setting in groups.items():
         settings = [part for names in by_setting.values() for part in _by_dataset(names, runs)]
         for number_of_setting, names in enumerate(settings, start=1):
             several = f" (setting {number_of_setting}: {names[0]} …)" if len(settings) > 1 else ""
-            kinds[f"{organizer_name}{several}"] = names
-    return kinds
+            arms[f"{organizer_name}{several}"] = names
+    return arms
 
 
 def _by_dataset(names: list[str], runs: Mapping[str, Run]) -> list[list[str]]:
@@ -63,19 +63,19 @@ def _by_dataset(names: list[str], runs: Mapping[str, Run]) -> list[list[str]]:
     return [[name for name in names if digests[name] == digest] for digest in dict.fromkeys(digests.values())]
 
 
-def drawn_runs(names: Sequence[str], runs: Mapping[str, Run], most: int) -> list[str]:
+def plotted_runs(names: Sequence[str], runs: Mapping[str, Run], most: int) -> list[str]:
     """Return at most so many names, of each kind of run in turn, in their order: a page holds few large pictures."""
-    kinds = kinds_of_run({name: runs[name] for name in names}).values()
-    turns = [name for turn in zip_longest(*kinds) for name in turn if name is not None]
+    arms = arms_of({name: runs[name] for name in names}).values()
+    turns = [name for turn in zip_longest(*arms) for name in turn if name is not None]
     chosen = set(turns[:most])
     return [name for name in names if name in chosen]
 
 
-def not_drawn(drawn: Sequence[str], names: Sequence[str], fix: str) -> str:
+def not_plotted(plotted: Sequence[str], names: Sequence[str], fix: str) -> str:
     """Return a sentence on runs without a picture, to follow a caption; empty where all have one."""
-    if len(drawn) == len(names):
+    if len(plotted) == len(names):
         return ""
-    return f" Drawn: {len(drawn)} of {len(names)} runs; the others by {fix}."
+    return f" Drawn: {len(plotted)} of {len(names)} runs; the others by {fix}."
 
 
 def setting_alerts(runs: Mapping[str, Run]) -> list[str]:

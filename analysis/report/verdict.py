@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from analysis.report.content import Failed, Finding, Part, Section, join, some
+from analysis.report.content import Failed, Finding, Place, Section, join, some
 from analysis.report.material import ReportMaterial
-from analysis.report.settings import kinds_of_run, setting_alerts
+from analysis.report.settings import arms_of, setting_alerts
 from sdo.errors import InputError
 
 _RMSE = 0.02
@@ -15,21 +15,21 @@ _CLIPPED = 0.5
 _DISTINCT = 0.95
 
 
-def verdict(material: ReportMaterial, parts: Mapping[str, Part]) -> list[Finding]:
+def verdict(material: ReportMaterial, places: Mapping[str, Place]) -> list[Finding]:
     """Return the sentences that stand first.
 
     Parameters
     ----------
     material
         What the report is made from.
-    parts
+    places
         The sections by key.
     """
     findings: list[Finding] = []
-    for part in parts.values():
-        if isinstance(part.content, Section):
-            findings += part.content.findings
-    groups = kinds_of_run(material.runs)
+    for place in places.values():
+        if isinstance(place.content, Section):
+            findings += place.content.findings
+    groups = arms_of(material.runs)
     if len(material.runs) > 1 and len(groups) > 1 and min(map(len, groups.values())) < 2:
         alone = join([name for name, runs in groups.items() if len(runs) == 1])
         findings.append(
@@ -41,7 +41,7 @@ def verdict(material: ReportMaterial, parts: Mapping[str, Part]) -> list[Finding
         )
     elif len(material.runs) == 1:
         findings.append(Finding("plain", "One run: this page describes it; there is nothing to compare it with."))
-    failed = [part.title for part in parts.values() if isinstance(part.content, Failed)]
+    failed = [place.title for place in places.values() if isinstance(place.content, Failed)]
     if failed:
         findings.insert(0, Finding("worse", f"This page is incomplete: {join(failed)} could not be computed."))
     if not findings:
@@ -49,21 +49,21 @@ def verdict(material: ReportMaterial, parts: Mapping[str, Part]) -> list[Finding
     return findings
 
 
-def alerts(material: ReportMaterial, parts: Mapping[str, Part]) -> list[str]:
+def alerts(material: ReportMaterial, places: Mapping[str, Place]) -> list[str]:
     """Return what a reader must know before believing a number.
 
     Parameters
     ----------
     material
         What the report is made from.
-    parts
+    places
         The sections by key.
     """
     found = [*_contract(material), *_status(material), *setting_alerts(material.runs)]
-    found += [*_gradients(material, parts), *_steps(material)]
-    for part in parts.values():
-        if isinstance(part.content, Section):
-            found += part.content.alerts
+    found += [*_gradients(material, places), *_steps(material)]
+    for place in places.values():
+        if isinstance(place.content, Section):
+            found += place.content.alerts
     return found
 
 
@@ -89,8 +89,8 @@ def _status(material: ReportMaterial) -> list[str]:
     return found
 
 
-def _gradients(material: ReportMaterial, parts: Mapping[str, Part]) -> list[str]:
-    content = parts["coherence"].content if "coherence" in parts else None
+def _gradients(material: ReportMaterial, places: Mapping[str, Place]) -> list[str]:
+    content = places["coherence"].content if "coherence" in places else None
     if not isinstance(content, Section):
         return []
     found = []

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from analysis.drawing import COLOURS, figure_of, message, plain_text, running_mean, runs_legend
+from analysis.drawing import COLORS, figure_of, message, plain_text, running_mean, runs_legend
 from analysis.run_folder.recorded import evaluation_scores, exposed_batches, training_rewards
 from analysis.run_folder.run import Run
 
@@ -141,7 +141,7 @@ def _means(scores: Mapping[str, Mapping[int, Mapping[int, float]]]) -> dict[str,
 
 
 def loss_curves(runs: Mapping[str, Training], *, title: str = "", ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """Draw the training loss of several runs: a faint dot a step, a running mean over a twentieth of the steps.
+    """Plot the training loss of several runs: a faint dot a step, a running mean over a twentieth of the steps.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def loss_curves(runs: Mapping[str, Training], *, title: str = "", ax: Axes | Non
 def reward_curves(
     runs: Mapping[str, Evaluation], name: str, *, title: str = "", ax: Axes | None = None
 ) -> tuple[Figure, Axes]:
-    """Draw a reward in training of several runs: a faint dot a step, a running mean over a twentieth of the steps.
+    """Plot a reward in training of several runs: a faint dot a step, a running mean over a twentieth of the steps.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def evaluation_curves(
     title: str = "",
     ax: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw one measure over the evaluations of several runs.
+    """Plot one measure over the evaluations of several runs.
 
     Parameters
     ----------
@@ -240,10 +240,10 @@ def _curves(
     for position, (name, (step, value)) in enumerate(lines.items()):
         if len(step) == 0:
             continue
-        colour, style = COLOURS[position % len(COLOURS)], ("-", "--", ":")[position // len(COLOURS) % 3]
+        color, style = COLORS[position % len(COLORS)], ("-", "--", ":")[position // len(COLORS) % 3]
         shown = running_mean(value, min(len(value), max(3, len(value) // 20))) if smooth else value
-        axes.plot(step, value, dots, color=colour, alpha=0.25 if smooth else 1.0, markersize=4, markeredgewidth=0)
-        handles += axes.plot(step, shown, style, color=colour, linewidth=1.7)
+        axes.plot(step, value, dots, color=color, alpha=0.25 if smooth else 1.0, markersize=4, markeredgewidth=0)
+        handles += axes.plot(step, shown, style, color=color, linewidth=1.7)
         labels.append(name)
     if not handles:
         message(axes, f"{empty}:\nnothing to draw")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.run_folder.run import Run
-from sdo.errors import InputError
+from sdo.checks import whole_number
 
 REWARD = "reward"  # and "reward/<function>" where there are several: of completions, at every step
 # How the recorder ends the name of the held-out score of each trainer.
@@ -29,11 +29,8 @@ def steps_per_batch(run: Run) -> int:
         run.json holds something else than a whole number from 1.
     """
     trainer = _trainer(run)
-    noted = trainer.get("steps_per_batch", 1)
-    if not isinstance(noted, int) or isinstance(noted, bool) or noted < 1:
-        raise InputError(
-            f"{run.path / 'run.json'}: trainer.steps_per_batch is {noted!r}; expected a whole number from 1"
-        )
+    where = f"{run.path / 'run.json'}: trainer.steps_per_batch"
+    noted = whole_number(where, trainer.get("steps_per_batch", 1), 1)
     if noted == 1 and not run.info.get("organizer"):
         # The recorder counts batches of a plan; without one the arguments say how long the trainer's own serve.
         names = ("steps_per_generation", "num_iterations", "gradient_accumulation_steps")

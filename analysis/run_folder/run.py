@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from analysis.run_folder.gradient_rows import GradientRows, concatenate, merge_ranks, rank_of, rows_of, sketches_of
 from analysis.run_folder.mapped import let_go, zeros
+from sdo.checks import whole_number
 from sdo.errors import InputError, suggest
 from sdo.run_format import (
     EVALUATIONS,
@@ -247,10 +248,8 @@ class Run:
         return pa.concat_tables(tables).sort_by([(key, "ascending") for key in stream.keys])
 
     def _stored(self, signal: str) -> int:
-        stored = self.info["signals"][signal].get("stored")
-        if not isinstance(stored, int) or stored < 1:
-            raise InputError(f"{self.path / 'run.json'}: signal {signal!r} has no positive 'stored' width")
-        return stored
+        where = f"{self.path / 'run.json'}: signals.{signal}.stored"
+        return whole_number(where, self.info["signals"][signal].get("stored"), 1)
 
     def _gradient_files(self, signal: str, kind: str = "step") -> list[Path]:
         if kind not in GRADIENT_KINDS:

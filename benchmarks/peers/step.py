@@ -174,7 +174,7 @@ def exact(bench: Bench, data: list[dict[str, str]], collate: Callable[[Any], Any
     bench
         The model.
     data
-        Counted rows, as the trainer tokenised them.
+        Counted rows, as the trainer tokenized them.
     collate
         The trainer's collator.
 
@@ -262,8 +262,8 @@ def measure(bench: Bench, peer: str, data: list[dict[str, str]]) -> dict[str, An
     """Measure the steps of one peer beside ours."""
     arms, clocks, steps = run(bench, {"plain": Arm, "recorder": recorder, **PEERS[peer]}, data)
     trainer = arms["plain"].trainer
-    tokenised = [trainer.train_dataset[i] for i in range(UNCOUNTED * ROWS, len(data))]
-    truth = exact(bench, tokenised, trainer.data_collator)
+    tokenized = [trainer.train_dataset[i] for i in range(UNCOUNTED * ROWS, len(data))]
+    truth = exact(bench, tokenized, trainer.data_collator)
     truth["steps"] = steps
     summed = truth["matrix"].reshape(len(steps), ROWS, -1).sum(axis=1)
     agreement = [pair_cosines(np.stack(pair))[0] for pair in zip(summed, steps, strict=True)]

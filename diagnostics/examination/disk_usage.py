@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from diagnostics.run_folder.writer import FLUSH_STEPS, GradientRow, RunLog, StepRow
+from diagnostics.run_folder.rows import GradientRow, StepRow
+from diagnostics.run_folder.writer import FLUSH_STEPS, RunLog
 from sdo.organizers.plan import Plan
 
 _SAMPLE_BYTES = 32 << 20  # sketches written to measure one signal

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from diagnostics.recording.step_total import StepTotal
-from diagnostics.run_folder.writer import GradientRow
+from diagnostics.run_folder.rows import GradientRow
 from diagnostics.signals.base import Capture, Measured
 from diagnostics.signals.micro_batch import MicroBatch
 from sdo.trainers.processes import Processes

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from diagnostics.run_folder.writer import StepRow
+from diagnostics.run_folder.rows import StepRow
 from sdo.trainers.adapter import TrainerAdapter
 
 

@@ -20,7 +20,8 @@ from diagnostics.recording.pending_step import LoggedRow
 from diagnostics.recording.step_total import StepTotal, total_step
 from diagnostics.run_folder.provenance import describe_run
 from diagnostics.run_folder.resume import require_same_run
-from diagnostics.run_folder.writer import RunLog, StepRow, check_free
+from diagnostics.run_folder.rows import StepRow
+from diagnostics.run_folder.writer import RunLog, check_free
 from diagnostics.signals.base import Signal, SignalContext
 from diagnostics.signals.captures import Captures
 from diagnostics.signals.losses import LossReader

@@ -19,12 +19,10 @@ An exposure part holds one organizer epoch; writing that epoch again replaces it
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,20 +32,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
+from diagnostics.run_folder.cut_back import check_signals, check_whole, count_rows, cut_back, read_info
 from diagnostics.run_folder.parquet import (
     EXPOSURE_KEY,
     append_part,
     check_steps,
     drop_evaluation,
-    drop_exposure,
     list_parts,
-    own_parts,
     read_part,
-    read_rows,
-    truncate,
     write_durably,
     write_table,
 )
+from diagnostics.run_folder.rows import GradientRow, StepRow, gradient_table, step_table, with_reason
+from sdo.checks import whole_number
 from sdo.errors import InputError
 from sdo.run_format import (
     EVALUATIONS,
@@ -55,11 +52,6 @@ from sdo.run_format import (
     FORMAT,
     FORMAT_VERSION,
     GRADIENT_KINDS,
-    GRADIENTS,
-    STEPS,
-    check_parts,
-    check_rows,
-    gaps_are_faults,
     read_run_json,
     streams_of,
 )
@@ -68,39 +60,6 @@ from sdo.run_schema import schema_of
 FLUSH_STEPS, FLUSH_SECONDS = 50, 60.0
 _OWN_KEYS = ("format", "format_version", "created", "status")
 _SIGNAL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-
-
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """One optimizer step; None where a value is not known, ``seconds`` without ``recorder_seconds``."""
-
-    step: int  # global_step before the update, from 0
-    organizer_epoch: int | None
-    trainer_epoch: float | None
-    loss: float | None
-    learning_rate: float | None
-    grad_norm: float | None  # as the trainer reports it: over all parameters, before clipping
-    clipped: bool | None
-    loss_scale: float
-    skipped: bool  # no update: a gradient overflowed under loss scaling
-    tokens: int
-    seconds: float
-    recorder_seconds: float
-    sample_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class GradientRow:
-    """One gradient of a signal; its sketch is given beside it."""
-
-    step: int
-    kind: str  # "step", "micro_batch" or "sample"
-    micro_batch: int | None
-    sample_ids: Sequence[int]
-    tokens: int
-    norm: float | None  # exact 2-norm; None with a reason
-    norm_state: str  # raw or clipped, scaled or not, in words
-    reason: str | None = None  # why the sketch is zeros; None for a usable gradient
 
 
 def check_free(path: str | os.PathLike[str]) -> None:
@@ -185,7 +144,7 @@ class RunLog:
         path
             The folder; made if missing. On ranks above 0 it is not checked: rank 0 may have begun already.
         info
-            What run.json keeps, JSON-serialisable without NaN. ``info["signals"][name]["stored"]`` is the
+            What run.json keeps, JSON-serializable without NaN. ``info["signals"][name]["stored"]`` is the
             length of that signal's sketches; ``info["first_step"]`` (0 if missing) the first step recorded.
         rank
             This process's rank.
@@ -203,9 +162,7 @@ class RunLog:
                 raise InputError(
                     f"signal name {name!r} cannot name a folder; expected letters, digits, '_', '-' and '.'"
                 )
-            stored = signal.get("stored")
-            if not isinstance(stored, int) or stored < 1:
-                raise InputError(f"signal {name!r} has stored={stored!r}; expected its sketch's length")
+            whole_number(f"stored of signal {name!r}", signal.get("stored"), 1)
         if rank == 0:
             check_free(folder)
         created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -251,58 +208,25 @@ class RunLog:
             are not stored.
         """
         folder = Path(path)
-        log = cls(folder, _read_info(folder), rank, clock)
+        log = cls(folder, read_info(folder), rank, clock)
         if info is not None:
-            _check_signals(folder, log.info["signals"], info.get("signals", {}))
+            check_signals(folder, log.info["signals"], info.get("signals", {}))
         if rank != 0:
             return log
         first = int(log.info.get("first_step", 0))
         log._epoch_ends = check_steps(folder, first, step)
-        log._check_whole(first, step)
+        check_whole(folder, log.info, log._streams, log._epoch_ends, step)
         if "rows" in log.info:
             log.update_info(rows={})  # until the parts are cut: a crash in between must not look like a loss
-        for pattern in (".run.json.tmp", "*/.part-*.parquet.tmp", "gradients/*/.part-*.parquet.tmp"):
-            for temporary in folder.glob(pattern):
-                temporary.unlink()
-        for name, stream in log._streams.items():
-            truncate(folder / name, step + stream.after)
+        cut_back(folder, log._streams, log._epoch_ends, step)
         log._resumed_at = step
-        drop_exposure(folder / "exposure", step, log._epoch_ends)
         log.update_info(
             status="running",
             first_step=min(first, step),
             resumed_at=[*log.info.get("resumed_at", []), step],
-            rows=log._count_rows(),
+            rows={stream: count_rows(folder / stream) for stream in log._streams},
         )
         return log
-
-    def _check_whole(self, first: int, step: int) -> None:
-        """Refuse to continue a folder that has lost or doubled something of the steps before ``step``."""
-        for stream in (name for name, one in self._streams.items() if one.by_step):
-            folder = self.path / stream
-            names = [part.name for _, _, part in list_parts(folder)]
-            gaps = gaps_are_faults(self.info, stream)
-            check_parts(folder, names, first=min(first, step) if gaps else None, last=step - 1, gaps=gaps)
-            if step > first and not names and gaps:
-                raise InputError(
-                    f"{folder} lacks the steps {first} to {step - 1}: it holds no part; expected all steps before the "
-                    "checkpoint; fix: put it back, or choose another folder"
-                )
-        check_rows(self.path, {**self.info, "status": "running"}, self._count_rows())
-        for epoch, end in self._epoch_ends.items():
-            later = [other for other in self._epoch_ends if epoch is not None and other is not None and other > epoch]
-            if later and end <= step and not (self.path / "exposure" / f"part-{epoch:05d}.parquet").is_file():
-                raise InputError(
-                    f"{self.path / 'exposure'} lacks organizer epoch {epoch}; expected every epoch that ended before "
-                    "the checkpoint; fix: put it back, or choose another folder"
-                )
-
-    def _count_rows(self) -> dict[str, int]:
-        """Rows on disk by stream; of gradients those of process 0."""
-        return {stream: self._rows_of(stream) for stream in self._streams}
-
-    def _rows_of(self, stream: str) -> int:
-        return sum(read_rows(part) for part in own_parts(self.path / stream, rank=0))
 
     def add_step(self, row: StepRow) -> None:
         """Buffer one step's row. Numbers that are not finite become null."""
@@ -315,8 +239,7 @@ class RunLog:
     def add_gradient(self, signal: str, row: GradientRow, sketch: NDArray[np.float32]) -> None:
         """Buffer one gradient's row and a copy of its sketch.
 
-        A row with a reason has a sketch of zeros. Where none is given, a norm of 0 gets "zero gradient", a
-        norm that is not finite null and "non-finite gradient", and a sketch that is not "non-finite sketch".
+        What gives no direction gets a reason and a sketch of zeros: see `rows.with_reason`.
 
         Parameters
         ----------
@@ -341,17 +264,7 @@ class RunLog:
             raise ValueError(f"{signal}: kind is {row.kind!r}; expected one of {GRADIENT_KINDS}")
         if row.norm is None and row.reason is None:
             raise ValueError(f"{signal}: step {row.step} has no norm and no reason")
-        norm, reason = row.norm, row.reason
-        sketch = sketch.copy()
-        if norm is not None and not math.isfinite(norm):
-            norm, reason = None, reason or "non-finite gradient"
-        elif norm == 0.0:
-            reason = reason or "zero gradient"
-        elif not np.isfinite(sketch).all():
-            reason = reason or "non-finite sketch"
-        if reason is not None:
-            sketch[:] = 0.0
-        self._gradients.setdefault(signal, []).append((replace(row, norm=norm, reason=reason), sketch))
+        self._gradients.setdefault(signal, []).append(with_reason(row, sketch.copy()))
         self._buffered_steps.add(row.step)
 
     def add_exposure(
@@ -431,7 +344,7 @@ class RunLog:
         written = self._buffered
         rows = dict(self.info.get("rows") or {})
         for signal in list(self._gradients):
-            table = _gradient_table(self._gradients[signal], self._stored[signal])
+            table = gradient_table(self._gradients[signal], self._stored[signal])
             rows[f"gradients/{signal}"] = rows.get(f"gradients/{signal}", 0) + table.num_rows
             append_part(self.path / "gradients" / signal, f"part-r{self._rank}-", table)
             del self._gradients[signal]
@@ -448,13 +361,13 @@ class RunLog:
             rows[stream] = rows.get(stream, 0) + table.num_rows
             del self._tables[stream]
         if self._steps:
-            table = pa.Table.from_pylist([_finite(asdict(row)) for row in self._steps], schema=schema_of(STEPS))
+            table = step_table(self._steps)
             append_part(self.path / "steps", "part-", table)
             rows["steps"] = rows.get("steps", 0) + table.num_rows
             self._steps.clear()
         if written and self._rank == 0:
             # Few parts: counted anew, since they may replace rows. Of the others there are many.
-            rows |= {stream: self._rows_of(stream) for stream in ("exposure", "evaluations")}
+            rows |= {stream: count_rows(self.path / stream) for stream in ("exposure", "evaluations")}
             self.update_info(rows={stream: rows.get(stream, 0) for stream in self._streams})
         self._buffered_steps.clear()
         self._flushed_at = self._clock()
@@ -494,51 +407,3 @@ class RunLog:
         if self._rank == 0:
             self.path.mkdir(parents=True, exist_ok=True)
             write_durably(self.path / "run.json", lambda file: file.write(text.encode()))
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    bad = {k for k, v in row.items() if isinstance(v, float | np.floating) and not math.isfinite(v)}
-    return {k: None if k in bad else v for k, v in row.items()}
-
-
-def _gradient_table(rows: list[tuple[GradientRow, NDArray[np.float32]]], stored: int) -> pa.Table:
-    small = pa.Table.from_pylist([asdict(row) for row, _ in rows], schema=schema_of(GRADIENTS))
-    values = pa.array(np.concatenate([sketch for _, sketch in rows]))
-    field = schema_of(GRADIENTS, stored).field("sketch")
-    return small.append_column(field, pa.FixedSizeListArray.from_arrays(values, stored))
-
-
-def _read_info(folder: Path) -> dict[str, Any]:
-    """Return run.json of a run that this version can continue."""
-    path = folder / "run.json"
-    if not path.is_file():
-        raise InputError(f"{folder} holds no run: run.json is missing; expected the folder of the run to resume")
-    info = read_run_json(path)
-    found = (info.get("format"), info.get("format_version"))
-    if found != (FORMAT, FORMAT_VERSION):
-        raise InputError(
-            f"{path} has format {found[0]!r}, version {found[1]!r}; expected {FORMAT!r}, version "
-            f"{FORMAT_VERSION}: resume with the version that wrote it, or choose another folder"
-        )
-    return dict(info)
-
-
-def _check_signals(folder: Path, recorded: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse signals or sketches other than the run's: their rows could not be compared."""
-    now = json.loads(json.dumps(given))
-    for name in {**recorded, **now}:
-        found = _first_difference(recorded.get(name), now.get(name), name)
-        if found is not None:
-            where, before, after = found
-            raise InputError(
-                f"{folder} was recorded with {where} = {before}, which is now {after}; expected the same signals and "
-                "sketches; fix: resume with the recorder's first options and version, or choose another folder"
-            )
-
-
-def _first_difference(before: Any, after: Any, where: str) -> tuple[str, Any, Any] | None:
-    """Return the place of the first value that differs between two descriptions, and both values."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        parts = (_first_difference(before.get(key), after.get(key), f"{where}.{key}") for key in {**before, **after})
-        return next((part for part in parts if part is not None), None)
-    return None if before == after else (where, before, after)

@@ -217,9 +217,9 @@ NEXT_TOKEN = Objective(_next_token, loss=PLAIN.loss, tokens=PLAIN.tokens, score=
 SHIFTED_BEFORE = Objective(_shifted_before, loss=PLAIN.loss, tokens=PLAIN.tokens, score=PLAIN.score)
 SAME_POSITION = Objective(
     _same_position,
-    loss="mean negative log-likelihood per labelled position (labels are not shifted), nats",
+    loss="mean negative log-likelihood per labeled position (labels are not shifted), nats",
     tokens="positions with a label, the first one too",
-    score="mean negative log-likelihood per labelled position (labels are not shifted), nats",
+    score="mean negative log-likelihood per labeled position (labels are not shifted), nats",
 )
 ONE_LABEL = Objective(
     _one_label,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from diagnostics.sketches import chunks as pieces
 from diagnostics.sketches.gpu import ParallelTables
+from sdo.checks import whole_number
 from sdo.errors import InputError
 
 SKETCH_VERSION = 2
@@ -146,13 +147,11 @@ class GradientSketch:
 
     def __init__(self, shape: Sequence[int], k: int = 8192, seed: int = 0, *, factored: bool = False) -> None:
         self.shape = tuple(int(size) for size in shape)
-        self.k = int(k)
+        self.k = whole_number("sketch size k", k, 1, (1 << 30) - 1)
         self.seed = int(seed)
         entries = math.prod(self.shape)
         if entries < 1:
             raise InputError(f"cannot sketch a parameter of shape {self.shape}: it has no entries")
-        if not 1 <= self.k < 1 << 30:
-            raise InputError(f"sketch size k is {self.k}; expected a number from 1 to 2^30 - 1, as 8192")
         self._rows, self._cols = pieces.matrix_shape(self.shape)
         self.row_buckets: int | None = None
         self.column_groups: int | None = None

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.balance_text import describe, explained
-from sdo.cli.common.cluster_options import add_options, check_options, read_material, sources_of
-from sdo.cli.common.outputs import Parts, array_writer, check_out_folder, file_names, json_writer, make_folder
+from sdo.cli.common.cluster_options import add_options, check_options, read_input, sources_of
+from sdo.cli.common.outputs import Outputs, array_writer, check_out_folder, file_names, json_writer, make_folder
 
 if TYPE_CHECKING:
     from analysis import BalanceSummary
@@ -21,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "balance",
-        help="predictions -> balance over clusters",
+        help=COMMANDS["balance"],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Compare accuracy over clusters of questions, within and between runs. Writes balance.json,\n"
         "labels.npy and pictures: clusters-RUN.png, lorenz.png, sizes.png, against-BASELINE-RUN.png.\n\n"
@@ -50,43 +51,43 @@ def run(args: argparse.Namespace) -> int:
     check_options(args)
     read = sources_of(args)
     check_out_folder(args.out, overwrite=args.overwrite, sources=read, files=("balance.json", "labels.npy"))
-    material = read_material(args)
-    summary = material.summarise()
+    given = read_input(args)
+    summary = given.summarize()
     make_folder(args.out)
-    parts = _draw(summary, args.out)
-    content = {**summary.content, "files": ["labels.npy", *parts.files], "failed": parts.failed}
-    labels = array_writer(material.clustering.labels)
+    outputs = _plot(summary, args.out)
+    content = {**summary.content, "files": ["labels.npy", *outputs.files], "failed": outputs.failed}
+    labels = array_writer(given.clustering.labels)
     write_atomically({args.out / "labels.npy": labels, args.out / "balance.json": json_writer(content)})
     print(describe(summary))
-    print(f"\n{explained()}\nwritten to {args.out}: balance.json, labels.npy, {', '.join(parts.files)}")
-    return 1 if parts.failed else 0
+    print(f"\n{explained()}\nwritten to {args.out}: balance.json, labels.npy, {', '.join(outputs.files)}")
+    return 1 if outputs.failed else 0
 
 
-def _draw(summary: BalanceSummary, out: Path) -> Parts:
-    """Draw all pictures."""
+def _plot(summary: BalanceSummary, out: Path) -> Outputs:
+    """Plot all pictures."""
     from analysis import save
     from analysis.balance.plots import cluster_sizes, dumbbell, lorenz, ranked_clusters
 
     safe = file_names(list(summary.balances))
     words = summary.keywords or None
-    parts = Parts("balance")
+    outputs = Outputs("balance")
 
-    def part(name: str, draw: Callable[[], tuple[Any, Any]]) -> None:
+    def picture(name: str, plot: Callable[[], tuple[Any, Any]]) -> None:
         def save_picture() -> None:
-            save(draw()[0], out / name)
-            parts.files.append(name)
+            save(plot()[0], out / name)
+            outputs.files.append(name)
 
-        parts.attempt(name, save_picture)
+        outputs.attempt(name, save_picture)
 
     for name, one in summary.balances.items():
         title = f"Accuracy by cluster, {name}"
-        part(f"clusters-{safe[name]}.png", partial(ranked_clusters, one, keywords=words, title=title))
-    part("lorenz.png", lambda: lorenz(summary.balances, title="Lorenz curves of cluster accuracies"))
+        picture(f"clusters-{safe[name]}.png", partial(ranked_clusters, one, keywords=words, title=title))
+    picture("lorenz.png", lambda: lorenz(summary.balances, title="Lorenz curves of cluster accuracies"))
     sizes = [entry["n"] for entry in summary.content["per_cluster"]]
-    part("sizes.png", lambda: cluster_sizes(sizes, title="Questions in each cluster"))
+    picture("sizes.png", lambda: cluster_sizes(sizes, title="Questions in each cluster"))
     base = summary.baseline
     for name, compared in summary.comparisons.items():
         title = f"{name} against {base}, clusters ordered by the mean of both"
-        drawn = partial(dumbbell, compared, baseline=base, run=name, keywords=words, title=title)
-        part(f"against-{safe[base]}-{safe[name]}.png", drawn)
-    return parts
+        plot = partial(dumbbell, compared, baseline=base, run=name, keywords=words, title=title)
+        picture(f"against-{safe[base]}-{safe[name]}.png", plot)
+    return outputs

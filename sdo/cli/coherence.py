@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
-from sdo.cli.common.outputs import Parts, aligned, array_writer, check_out_folder, file_names, json_writer, make_folder
+from sdo.checks import whole_number
+from sdo.cli.commands import COMMANDS
+from sdo.cli.common.outputs import (
+    Outputs,
+    aligned,
+    array_writer,
+    check_out_folder,
+    file_names,
+    json_writer,
+    make_folder,
+)
 from sdo.cli.common.run_options import add_options, check_gradients, open_runs
 from sdo.errors import InputError
 
@@ -34,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "coherence",
-        help="run folders -> step and batch coherence",
+        help=COMMANDS["coherence"],
         description="Compare the recorded gradients of one or more runs. Writes coherence.json, the matrices "
         "(step-coherence-SIGNAL-RUN.npy; above 16,384 steps means over blocks of steps) and pictures on one scale "
         "(step-coherence-SIGNAL.png, batch-coherence-SIGNAL.png).",
@@ -58,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     int
         0, or 1 when a part of the output failed; it is named on standard error.
     """
-    if args.smooth is not None and args.smooth < 1:
-        raise InputError(f"--smooth {args.smooth}: expected a number of steps of at least 1")
+    if args.smooth is not None:
+        whole_number("--smooth", args.smooth, 1)
     runs = open_runs(args.runs)
     signals = _signals(list(runs.values()), args.signal)
     for one in runs.values():
@@ -67,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
         _check_smooth(args.smooth, one)
     check_out_folder(args.out, overwrite=args.overwrite, sources=args.runs)
     make_folder(args.out)
-    report = _Report(args.out, runs, signals, args.smooth)
-    report.write()
-    return 1 if report.parts.failed else 0
+    output = _CoherenceOutput(args.out, runs, signals, args.smooth)
+    output.write()
+    return 1 if output.outputs.failed else 0
 
 
 def _check_smooth(smooth: int | None, run: Run) -> None:
@@ -90,13 +100,13 @@ def _signals(runs: list[Run], wanted: str | None) -> list[str]:
     return common
 
 
-class _Report:
+class _CoherenceOutput:
     """Computes part by part."""
 
     def __init__(self, out: Path, runs: dict[str, Run], signals: list[str], smooth: int | None) -> None:
         self.out, self.runs, self.signals, self.smooth = out, runs, signals, smooth
         self.safe = file_names(list(runs))
-        self.parts = Parts("coherence")
+        self.outputs = Outputs("coherence")
         self.blocks: dict[tuple[str, str], CoherenceBlocks] = {}  # of the runs whose matrix would be too large
 
     def write(self) -> None:
@@ -104,7 +114,7 @@ class _Report:
 
         entries: dict[str, dict[str, Any]] = {}
         for name, one in self.runs.items():
-            entries[name] = self.parts.attempt(f"run {name}", partial(run_overview, one)) or {}
+            entries[name] = self.outputs.attempt(f"run {name}", partial(run_overview, one)) or {}
             entries[name] = {"name": name, "path": str(one.path), **entries[name], "signals": {}}
         for signal in self.signals:
             self._signal(signal, entries)
@@ -113,13 +123,13 @@ class _Report:
             "format_version": 1,
             "smooth": self.smooth,
             "smooth_applies_to": "matrices and pictures",
-            "files": self.parts.files,
-            "failed": self.parts.failed,
+            "files": self.outputs.files,
+            "failed": self.outputs.failed,
             "runs": list(entries.values()),
         }
         write_atomically({self.out / "coherence.json": json_writer(content)})
         print(_table(list(entries.values())))
-        print(f"\n{WORDS}\nwritten to {self.out}: coherence.json, {', '.join(self.parts.files)}")
+        print(f"\n{WORDS}\nwritten to {self.out}: coherence.json, {', '.join(self.outputs.files)}")
 
     def _signal(self, signal: str, entries: dict[str, dict[str, Any]]) -> None:
         from analysis.coherence.study import sketch_check, within_steps
@@ -141,12 +151,12 @@ class _Report:
                     between[name] = found.between
 
             for part, compute in (("step_coherence", step_part), ("batch_coherence", batch_part)):
-                self.parts.attempt(f"{part} of {signal} in run {name}", compute)
+                self.outputs.attempt(f"{part} of {signal} in run {name}", compute)
                 if part not in entry:
                     entry |= {part: None, f"{part}_reason": "it could not be computed"}
         drawn = {name: step for name, step in steps.items() if len(step)}
         if drawn or not steps:
-            self.parts.attempt(f"step-coherence-{signal}.png", lambda: self._heat_maps(signal, drawn))
+            self.outputs.attempt(f"step-coherence-{signal}.png", lambda: self._heat_maps(signal, drawn))
         else:
             print(f"no picture of step coherence, {signal}: it has rows of single samples, none of a step")
         kinds = sorted(set(between.values()))
@@ -161,7 +171,7 @@ class _Report:
                 "sample_every=N records single samples at every N-th step (10 by default)"
             )
         elif most or not series:
-            self.parts.attempt(f"batch-coherence-{signal}.png", lambda: self._series(signal, series, of))
+            self.outputs.attempt(f"batch-coherence-{signal}.png", lambda: self._series(signal, series, of))
         else:
             print(
                 f"no picture of batch coherence, {signal}: no step has two gradients to compare; rows of single "
@@ -188,7 +198,7 @@ class _Report:
             return found.to_dict() | {"matrix": None, "matrix_reason": reason}, found.step
         matrix_file = self._matrix_file(signal, name)
         write_atomically({matrix_file: array_writer(np.asarray(matrix))})
-        self.parts.files.append(matrix_file.name)
+        self.outputs.files.append(matrix_file.name)
         return found.to_dict() | {"matrix": matrix_file.name, "matrix_block": block}, found.step
 
     def _heat_maps(self, signal: str, steps: dict[str, NDArray[np.int64]]) -> None:
@@ -218,7 +228,7 @@ class _Report:
         from analysis import save
 
         save(figure, self.out / name)
-        self.parts.files.append(name)
+        self.outputs.files.append(name)
 
     def _matrix_file(self, signal: str, name: str) -> Path:
         return self.out / f"step-coherence-{signal}-{self.safe[name]}.npy"

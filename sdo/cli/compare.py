@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import aligned, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.common.run_options import unique_names
 from sdo.errors import printable
@@ -26,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "compare",
-        help="runs of several seeds -> tests at each checkpoint",
+        help=COMMANDS["compare"],
         description="Compare the evaluations of two kinds of run (held-out loss, correctness, whatever was logged): at "
         "each step that all runs have, a paired t-test, Cohen's d of the paired differences, and a sign-flip test with "
         "the smallest p that it can reach. Rewards in training (GRPO, RLOO), of other prompts in each run, are "
@@ -72,15 +73,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _notes(pairing: Pairing, found: list[SeedComparison]) -> list[str]:
-    from analysis.report.settings import kinds_of_run, setting_alerts
-    from analysis.seeds.compare import FEW_PAIRS, LEVEL
+    from analysis.report.settings import arms_of, setting_alerts
+    from analysis.seeds.differences import FEW_PAIRS, LEVEL
 
     notes = [note for one in found for note in one.notes]
     for side, runs in (("--baseline", pairing.baseline), ("--against", pairing.against)):
-        kinds = list(kinds_of_run({str(run.path): run for run in runs}).values())
-        if len(kinds) > 1:
-            parts = "; ".join(", ".join(kind) for kind in kinds)
-            notes.append(f"{side} holds {len(kinds)} kinds of run ({parts}): the difference is of all of them together")
+        arms = list(arms_of({str(run.path): run for run in runs}).values())
+        if len(arms) > 1:
+            named = "; ".join(", ".join(arm) for arm in arms)
+            notes.append(f"{side} holds {len(arms)} kinds of run ({named}): the difference is of all of them together")
     everyone = {str(run.path): run for run in (*pairing.baseline, *pairing.against)}
     notes += [alert.rstrip(".") for alert in setting_alerts(everyone)]
     first = found[0].comparisons[0]

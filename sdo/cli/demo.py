@@ -6,24 +6,33 @@ import argparse
 import contextlib
 import io
 import json
+import shlex
+import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdo.demo.folder import MANIFEST, DemoFolder
-from sdo.demo.summary import NAMES, summarise
+from sdo.checks import whole_number
+from sdo.cli.commands import COMMANDS
+from sdo.cli.common.run_options import open_runs
+from sdo.demo.families import families_section
+from sdo.demo.folder import MANIFEST, NAMES, DemoFolder
 from sdo.demo.word_problems import Problem, generate
 from sdo.embeddings.matrix import Embeddings
 from sdo.errors import InputError, counted
 from sdo.organizers.plan import Organizer
 from sdo.organizers.sdo import SDO
 from sdo.organizers.uniform import Uniform
+
+if TYPE_CHECKING:
+    from analysis.report import SectionSpec
 
 _SPOKEN = {"uniform": "uniform", "sdo": "SDO's"}
 MICRO_BATCH, MICRO_BATCHES = 4, 2
@@ -42,11 +51,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "demo",
-        help="two short recorded trainings, uniform and SDO, explained",
+        help=COMMANDS["demo"],
         description="Train a small model on made-up word problems, once with uniform batches and once with SDO's, "
         "record both and compare their gradients. Needs no download and no GPU; one to two minutes on two cores. "
-        "Writes the data, both run folders (uniform, sdo), pictures and numbers (coherence), summary.md "
-        "and report.html, the page to look at.",
+        "Writes the data, both run folders (uniform, sdo), pictures and numbers (coherence) and report.html, the "
+        "page to look at.",
         epilog="example: sdo demo --out demo",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for everything")
@@ -88,23 +97,23 @@ def run(args: argparse.Namespace) -> int:
     folder.check(overwrite=args.overwrite)
     if args.overwrite and (args.out / MANIFEST).exists():
         print(f"replacing the earlier demo in {args.out}", flush=True)
-    material = _Material.make(args.problems, args.seed)
+    data = _DemoData.make(args.problems, args.seed)
     say = _Clock()
     say("loading torch and TRL")
     _require_training()
     with folder.claimed(), _quiet(), _one_thread():
-        return _demo(args, material, say)
+        return _demo(args, data, say)
 
 
-def _demo(args: argparse.Namespace, material: _Material, say: _Clock) -> int:
+def _demo(args: argparse.Namespace, data: _DemoData, say: _Clock) -> int:
     """Do the work of :func:`run` in a folder that is free."""
     out: Path = args.out
-    say(f"writing {len(material.train)} word problems to train on and their embeddings")
-    embeddings = material.write(out, args.seed)
+    say(f"writing {len(data.train)} word problems to train on and their embeddings")
+    embeddings = data.write(out, args.seed)
     warm_up = max(2, args.steps // WARM_UP_PART)
     say(f"warming the model up on other problems: {warm_up} steps, not recorded")
-    model, tokenizer = material.build(args.seed)
-    _train(model, tokenizer, material.warm_up, steps=warm_up, seed=args.seed)
+    model, tokenizer = data.build(args.seed)
+    _train(model, tokenizer, data.warm_up, steps=warm_up, seed=args.seed)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     organizers: dict[str, Organizer] = {
         "uniform": Uniform(embeddings, seed=args.seed),
@@ -112,20 +121,18 @@ def _demo(args: argparse.Namespace, material: _Material, say: _Clock) -> int:
     }
     for name, organizer in organizers.items():
         say(f"training with {_SPOKEN[name]} batches: {counted(args.steps, 'step')}, recorded in {out / name}")
-        model, tokenizer = material.build(args.seed)
+        model, tokenizer = data.build(args.seed)
         model.load_state_dict(weights)
-        recording = _Recording(organizer, material.held_out, out / name)
-        _train(model, tokenizer, material.train, steps=args.steps, seed=args.seed, recording=recording)
+        recording = _Recording(organizer, data.held_out, out / name)
+        _train(model, tokenizer, data.train, steps=args.steps, seed=args.seed, recording=recording)
     say(f"comparing the gradients of both runs, in {out / 'coherence'}")
-    status = _compare(out)
-    setting = _setting(args, material, embeddings.dim, warm_up, model.num_parameters())
-    summary = summarise(out, material.families, setting)
-    (out / "summary.md").write_text(summary, encoding="utf-8")
+    compared, table = _compare(out)
     say(f"writing the report, {out / 'report.html'}")
-    status = max(status, _report(out))
+    setting = _setting(args, data, embeddings.dim, warm_up, model.num_parameters())
+    reported, first = _report(args, families_section(data.families, setting))
     say("done")
-    print(f"\n{summary}", end="")
-    return status
+    print(f"\n{table}\n{first}\n{_where(out, args.seed)}")
+    return max(compared, reported)
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -135,8 +142,7 @@ def _check_options(args: argparse.Namespace) -> None:
         ("--seed", args.seed, 0, _MAX_SEED),
     )
     for name, value, low, high in limits:
-        if not low <= value <= high:
-            raise InputError(f"{name} {value}: expected a whole number from {low} to {high}")
+        whole_number(name, value, low, high)
 
 
 def _require_training() -> None:
@@ -163,7 +169,7 @@ class _Clock:
 
 
 @dataclass(frozen=True)
-class _Material:
+class _DemoData:
     """Word problems in three parts that share no prompt."""
 
     train: list[Problem]
@@ -171,7 +177,7 @@ class _Material:
     warm_up: list[Problem]
 
     @classmethod
-    def make(cls, n: int, seed: int) -> _Material:
+    def make(cls, n: int, seed: int) -> _DemoData:
         """Draw all at once: a prompt comes only once, so the parts cannot overlap."""
         held_out = n // 4
         problems = generate(n + held_out + 2 * n, seed=seed)
@@ -208,7 +214,7 @@ class _Material:
 
 @dataclass(frozen=True)
 class _Recording:
-    """What makes a training an organised and recorded one."""
+    """What makes a training an organized and recorded one."""
 
     organizer: Organizer
     held_out: list[Problem]
@@ -224,7 +230,7 @@ def _train(
     seed: int,
     recording: _Recording | None = None,
 ) -> None:
-    """Train with TRL's SFTTrainer on the CPU; recorded, evaluated and organised where asked for."""
+    """Train with TRL's SFTTrainer on the CPU; recorded, evaluated and organized where asked for."""
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
@@ -316,33 +322,61 @@ def _quiet() -> Iterator[None]:
 # ---------------------------------------------------------------------- comparing
 
 
-def _compare(out: Path) -> int:
-    """Run ``sdo coherence`` on both runs; its table is left out, since the summary holds its numbers."""
+def _compare(out: Path) -> tuple[int, str]:
+    """Run ``sdo coherence`` on both runs; its status, and what it prints."""
     from sdo.cli import coherence
 
     args = argparse.Namespace(
         runs=[out / name for name in NAMES], out=out / "coherence", signal=None, smooth=None, overwrite=False
     )
-    with contextlib.redirect_stdout(io.StringIO()):
-        return coherence.run(args)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = coherence.run(args)
+    return status, printed.getvalue()
 
 
-def _report(out: Path) -> int:
-    """Run ``sdo report`` on both runs."""
-    from sdo.cli import main
+def _report(args: argparse.Namespace, section: SectionSpec) -> tuple[int, str]:
+    """Write the report on both runs; the status of ``sdo report``, and what stands first on the page."""
+    from analysis.report import SECTIONS, build_report
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        runs = [str(out / name) for name in NAMES]
-        return main.main(["report", *runs, "--title", "Uniform and SDO batches", "--out", str(out / "report.html")])
+    out: Path = args.out
+    report = build_report(
+        open_runs([out / name for name in NAMES]),
+        title="Uniform and SDO batches",
+        command=["sdo", "demo", *(f"--{name}={vars(args)[name]}" for name in ("out", "steps", "problems", "seed"))],
+        sections=[section, *SECTIONS],
+    )
+    report.write(out / "report.html")
+    for title in report.failed:
+        print(f"sdo demo: the section {title!r} of the report failed; the page shows why", file=sys.stderr)
+    said = [*(finding["words"] for finding in report.numbers["verdict"]), *report.numbers["alerts"]]
+    lines = [textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in said]
+    return int(bool(report.failed)), "\n".join(["What stands first in the report:", *lines, ""])
 
 
-def _setting(args: argparse.Namespace, material: _Material, dim: int, warm_up: int, parameters: int) -> str:
+def _where(out: Path, seed: int) -> str:
+    """Say where to look, and which commands lead on."""
+    folder, other = shlex.quote(str(out)), shlex.quote(f"{out}-seed-{seed + 1}")
+    return "\n".join(
+        (
+            "All of it on one page, for a browser:",
+            f"    {out / 'report.html'}",
+            "Does it hold for another seed?",
+            f"    sdo demo --out {other} --seed {seed + 1}",
+            "The pictures with less noise:",
+            f"    sdo coherence {folder}/uniform {folder}/sdo --smooth 10 --out {folder}/smooth",
+            "Which batches SDO makes, without training:",
+            f"    sdo plan --embeddings {folder}/embeddings.npy --batch-size {BATCH} --out {folder}/plan.parquet",
+        )
+    )
+
+
+def _setting(args: argparse.Namespace, data: _DemoData, dim: int, warm_up: int, parameters: int) -> str:
     """Say what was trained, in one paragraph."""
     return (
         f"A language model with {parameters / 1e6:.1f} million parameters, made on the spot, was warmed up for "
         f"{warm_up} steps and then trained twice from the same weights, with the same hyperparameters and the same "
         f"seed ({args.seed}), for {args.steps} steps of {BATCH} samples: once with uniform batches (random "
-        f"permutations), once with SDO's (batches of neighbours in embedding, k = {K}). The data are "
-        f"{len(material.train)} made-up word problems of {len(set(material.families))} known families, embedded by "
-        f"LSA ({dim} columns), which does not see the families; {len(material.held_out)} other problems are held out."
+        f"permutations), once with SDO's (batches of neighbors in embedding, k = {K}). The data are "
+        f"{len(data.train)} made-up word problems of {len(set(data.families))} known families, embedded by "
+        f"LSA ({dim} columns), which does not see the families; {len(data.held_out)} other problems are held out."
     )

@@ -21,7 +21,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = add_training_parser(
         subparsers,
         "doctor",
-        "look at a run before it trains: signals, parameter, ids, plan, disk, memory",
         "sdo doctor --config run.yaml --recorder.weight lm_head.weight",
         SFTColumns,
         " Builds the trainer that sdo sft would build from the same options, or with --method another command, and "

@@ -1,4 +1,4 @@
-"""``sdo dpo``: direct preference optimization with TRL, organised and recorded; a pair is one sample."""
+"""``sdo dpo``: direct preference optimization with TRL, organized and recorded; a pair is one sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = add_training_parser(
         subparsers,
         "dpo",
-        "direct preference optimization with TRL's DPOTrainer",
         "sdo dpo --config pairs.yaml --beta 0.2 --organizer.k 8 --recorder.out runs/k8",
         METHOD.columns,
         " A sample is a pair: a prompt with its chosen and its rejected answer, and has one embedding.",

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import check_outputs, make_folder
 from sdo.embeddings.cache import EmbeddingCache, cache_folder, cache_key
-from sdo.embeddings.files import SUFFIXES, normalise_ids, write_matrix_file
+from sdo.embeddings.files import SUFFIXES, normalize_ids, write_matrix_file
 from sdo.embeddings.lsa import LSA_MAX_CHARACTERS, lsa, zero_rows
 from sdo.embeddings.sentence import POOLINGS, SentenceEncoder, find_model
 from sdo.embeddings.sources import Selection, Source, Survey, open_source, survey
@@ -48,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "embed",
-        help="text -> embeddings",
+        help=COMMANDS["embed"],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Embed one column of a source: one row a text, float32, in the source's order. Beside the matrix\n"
         "goes a JSON file that says how it was made. Rows made before from the same texts, model and options are\n"
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_source(args.source, split=args.split, config=args.config)
     selection = Selection(args.column, args.role, args.id_column, args.strip_think)
     found = survey(source, selection, limit=args.limit)
-    ids = None if found.ids is None else normalise_ids(found.ids, found.rows, f"column {args.id_column!r}")
+    ids = None if found.ids is None else normalize_ids(found.ids, found.rows, f"column {args.id_column!r}")
     print(f"sdo embed: source: {source.name}, {counted(found.rows, 'text')}")
     made_from = {"encoder": "lsa", "options": options} if encoder is None else encoder.describe()
     key = cache_key({**made_from, "texts_sha256": found.texts_sha256, "rows": found.rows})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import aligned, check_out_folder, json_writer, make_folder
 from sdo.cli.common.run_options import unique_names
 
@@ -24,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "exposure",
-        help="run folders or plans -> how often samples are seen",
+        help=COMMANDS["exposure"],
         description="Count how often each sample was trained in a run, or is planned in a plan of sdo plan: "
         "histogram, Gini index, coverage over the steps, pool sizes. Prints a table; with --out writes exposure.json "
         "and pictures (exposure.png, coverage.png).",

@@ -1,4 +1,4 @@
-"""``sdo grpo``: reinforcement learning with TRL's GRPOTrainer, organised and recorded; a prompt is one sample."""
+"""``sdo grpo``: reinforcement learning with TRL's GRPOTrainer, organized and recorded; a prompt is one sample."""
 
 from __future__ import annotations
 
@@ -105,7 +105,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = add_training_parser(
         subparsers,
         "grpo",
-        "reinforcement learning with TRL's GRPOTrainer",
         "sdo grpo --config run.yaml --reward gsm8k --num_generations 8 --organizer.k 8 --recorder.out runs/k8",
         METHOD.columns,
         " A sample is a prompt; a batch of the organizer is the distinct prompts of one generation batch. Rewards: "

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
-from sdo.cli.common.outputs import Parts, aligned, check_out_folder, file_names, json_writer, make_folder
+from sdo.checks import whole_number
+from sdo.cli.commands import COMMANDS
+from sdo.cli.common.outputs import Outputs, aligned, check_out_folder, file_names, json_writer, make_folder
 from sdo.cli.common.run_options import add_options, check_gradients, open_runs
 from sdo.errors import InputError, printable
 
@@ -33,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "locality",
-        help="run folders -> do gradients follow embeddings?",
+        help=COMMANDS["locality"],
         description="Associate embeddings with the recorded gradients of one or more runs, and compare each run with "
         "re-draws of its own plan. Writes locality.json, the cloud of each signal with its binned mean "
         "(locality-SIGNAL-RUN.png) and the series over the steps (series-RUN.png).",
@@ -62,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from analysis.locality.redraw import find_embeddings
 
-    if args.redraws < 0:
-        raise InputError(f"--redraws {args.redraws}: expected a number from 0")
+    whole_number("--redraws", args.redraws, 0)
     runs = open_runs(args.runs)
     for one in runs.values():
         check_gradients(one, one.signals if args.signal is None else [args.signal])
@@ -76,24 +77,24 @@ def run(args: argparse.Namespace) -> int:
     sources = (*args.runs, args.embeddings)
     check_out_folder(args.out, overwrite=args.overwrite, sources=sources, files=("locality.json",))
     make_folder(args.out)
-    report = _Report(args, runs)
-    report.write()
-    return 1 if report.parts.failed else 0
+    output = _LocalityOutput(args, runs)
+    output.write()
+    return 1 if output.outputs.failed else 0
 
 
-class _Report:
+class _LocalityOutput:
     """Computes run by run."""
 
     def __init__(self, args: argparse.Namespace, runs: dict[str, Run]) -> None:
         self.args, self.out, self.runs = args, args.out, runs
         self.safe = file_names(list(runs))
-        self.parts = Parts("locality")
+        self.outputs = Outputs("locality")
 
     def write(self) -> None:
         entries = []
         for name, one in self.runs.items():
             entry: dict[str, Any] = {"name": name, "path": str(one.path)}
-            entry |= self.parts.attempt(f"run {name}", partial(self._run, name, one)) or {
+            entry |= self.outputs.attempt(f"run {name}", partial(self._run, name, one)) or {
                 "signals": None,
                 "signals_reason": "it could not be computed",
             }
@@ -103,15 +104,15 @@ class _Report:
             "format_version": 1,
             "verdict": None,
             "verdict_reason": "one seed gives no verdict; p-values speak of one run each",
-            "files": self.parts.files,
-            "failed": self.parts.failed,
+            "files": self.outputs.files,
+            "failed": self.outputs.failed,
             "runs": entries,
         }
         write_atomically({self.out / "locality.json": json_writer(content)})
         print(_table(entries))
         for note in dict.fromkeys(_notes(entries)):
             print(f"note: {printable(note)}")
-        print(f"\n{WORDS}\nwritten to {self.out}: {', '.join(['locality.json', *self.parts.files])}")
+        print(f"\n{WORDS}\nwritten to {self.out}: {', '.join(['locality.json', *self.outputs.files])}")
 
     def _run(self, name: str, one: Run) -> dict[str, Any]:
         from analysis.locality.redraw_tests import worker_count
@@ -131,9 +132,9 @@ class _Report:
         entry = locality_entry(found)
         for signal in found.signals:
             file = f"locality-{signal}-{self.safe[name]}.png"
-            self.parts.attempt(file, partial(self._clouds, found, signal, name, file))
+            self.outputs.attempt(file, partial(self._clouds, found, signal, name, file))
         file = f"series-{self.safe[name]}.png"
-        self.parts.attempt(file, partial(self._series, found, name, file))
+        self.outputs.attempt(file, partial(self._series, found, name, file))
         return entry
 
     def _clouds(self, found: RunLocality, signal: str, name: str, file: str) -> None:
@@ -141,7 +142,7 @@ class _Report:
 
         figure, _ = signal_clouds(found.signals[signal], title=f"Locality of {signal}, {name}")
         save(figure, self.out / file)
-        self.parts.files.append(file)
+        self.outputs.files.append(file)
 
     def _series(self, found: RunLocality, name: str, file: str) -> None:
         from analysis import locality_series, save
@@ -152,7 +153,7 @@ class _Report:
                 series[f"coherence, {signal} ({one.between})"] = (one.step, one.coherence)
         figure, _ = locality_series(series, title=f"Embeddings and gradients within batches, {name}")
         save(figure, self.out / file)
-        self.parts.files.append(file)
+        self.outputs.files.append(file)
 
 
 def _progress(name: str, count: int) -> Callable[[int], None] | None:

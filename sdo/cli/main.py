@@ -11,14 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sdo import __version__
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.terminal import STDOUT, plain_streams
 from sdo.errors import InputError, error_line, suggest
-
-# In the order in which a user meets them. Each module has add_parser(subparsers), which sets `run` as default.
-COMMANDS = (
-    *("demo", "embed", "plan", "probe", "doctor", "sft", "dpo", "grpo"),
-    *("coherence", "locality", "balance", "exposure", "compare", "report"),
-)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,17 +26,24 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; the modules load heavy packages only when they run."""
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """Return the parser of ``sdo``: the options of one command, and of the others their line.
+
+    Each command's module has ``add_parser(subparsers)``, which sets `run` as default. Only the module of `command` is
+    imported, and even it loads heavy packages only when it runs.
+    """
     parser = _Parser(
         prog="sdo",
-        description="Structure-aware mini-batches for LLM post-training: organise, record, explain.",
+        description="Structure-aware mini-batches for LLM post-training: organize, record, explain.",
         epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --out PLAN.parquet",
     )
     parser.add_argument("--version", action="version", version=f"sdo {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for name in COMMANDS:
-        importlib.import_module(f"sdo.cli.{name}").add_parser(subparsers)
+    for name, line in COMMANDS.items():
+        if name == command:
+            importlib.import_module(f"sdo.cli.{name}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=line)
     return parser
 
 
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     prefix = f"sdo {words[0]}" if words and words[0] in COMMANDS else "sdo"
     try:
-        parser = build_parser()
+        parser = build_parser(next((word for word in words if not word.startswith("-")), None))
         args, rest = parser.parse_known_args(words)
         if args.command is None:
             if rest:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdo.atomic import write_atomically
+from sdo.checks import whole_number
+from sdo.cli.commands import COMMANDS
 from sdo.cli.common.outputs import check_outputs, make_folder
 from sdo.cli.training.config import apply_overrides, parse_section
 from sdo.embeddings.matrix import Embeddings
@@ -30,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "plan",
-        help="dry run: the batches and exposures that an organizer would give",
+        help=COMMANDS["plan"],
         description="Write the batches of the first organizer epochs as Parquet (organizer_epoch, step, slot,\n"
         "sample_id), their figures as JSON beside it, and print the figures as a table.",
         epilog="example: sdo plan --embeddings E.npy --batch-size 8 --epochs 4 --k 4 --delta-tau 2 --retain 0.2 "
@@ -74,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     int
         0; every failure is an :class:`InputError`.
     """
-    if args.epochs < 1:
-        raise InputError(f"--epochs is {args.epochs}; expected a whole number from 1")
+    whole_number("--epochs", args.epochs, 1)
     sources = () if args.embeddings is None else (args.embeddings,)
     record = check_outputs(args.out, ".parquet", overwrite=args.overwrite, sources=sources)
     plan = _organizer(args).plan(args.batch_size)

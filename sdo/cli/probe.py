@@ -1,4 +1,4 @@
-"""``sdo probe``: would SDO's neighbour batches change the gradients? Asked before anything is trained."""
+"""``sdo probe``: would SDO's neighbor batches change the gradients? Asked before anything is trained."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdo.atomic import write_atomically
+from sdo.checks import whole_number
 from sdo.cli import dpo, sft
-from sdo.cli.common.outputs import Parts, check_out_folder, json_writer, make_folder
+from sdo.cli.common.outputs import Outputs, check_out_folder, json_writer, make_folder
 from sdo.cli.common.probe_text import WORDS, table
 from sdo.cli.training.build import prepare
 from sdo.cli.training.config import RecorderOptions, apply_overrides, load_config
@@ -35,7 +36,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = add_training_parser(
         subparsers,
         "probe",
-        "before training: would SDO's neighbour batches change the gradients?",
         "sdo probe --model HuggingFaceTB/SmolLM2-135M-Instruct --data train.jsonl --embeddings E.npy --out probe\n"
         "    --prompt_column question --completion_column answer --organizer.k 4 --seed 617",
         SFTColumns,
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """
     _check(args)
     taken = _take(args)
-    found = _analyse(args, taken)
+    found = _analyze(args, taken)
     make_folder(args.out)
     return _write(args, taken, found)
 
@@ -95,8 +95,8 @@ def _check(args: argparse.Namespace) -> None:
     if not 0 < args.smallest_change < 1:
         raise InputError(f"--smallest-change is {args.smallest_change}; expected a share between 0 and 1")
     for name, value, least in (("batch-size", args.batch_size, 2), ("samples", args.samples, 16)):
-        if value is not None and value < least:
-            raise InputError(f"--{name} is {value}; expected a number from {least}")
+        if value is not None:
+            whole_number(f"--{name}", value, least)
     given = [(key, getattr(args, option)) for option, key in _KEYS.items()]
     if args.batch_size is not None:
         given += [("per_device_train_batch_size", args.batch_size), ("gradient_accumulation_steps", 1)]
@@ -153,7 +153,7 @@ def _take(args: argparse.Namespace) -> _Taken:
         )
 
 
-def _analyse(args: argparse.Namespace, taken: _Taken) -> dict[str, SignalProbe]:
+def _analyze(args: argparse.Namespace, taken: _Taken) -> dict[str, SignalProbe]:
     from analysis.probe.batches import ProbeRows
     from analysis.probe.study import probe_signal
 
@@ -175,7 +175,7 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
     sentence = advice(first, found[first], design, per_sample)
     cost = more_samples(found[first], design, per_sample)
     said = notes(found, {name: one.reason for name, one in sampled.signals.items()}, design) + taken.notes
-    parts = _draw(found, design, args.out)
+    outputs = _plot(found, design, args.out)
     content = {
         "format": "sdo-probe",
         "format_version": 1,
@@ -191,8 +191,8 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
         "more_samples": cost,
         "signals": {name: _described(sampled.signals[name]) | signal_entry(one) for name, one in found.items()},
         "notes": said,
-        "files": parts.files,
-        "failed": parts.failed,
+        "files": outputs.files,
+        "failed": outputs.failed,
     }
     write_atomically({args.out / "probe.json": json_writer(content)})
     print(table(found, {name: one.parameter for name, one in sampled.signals.items()}, design))
@@ -208,21 +208,21 @@ def _write(args: argparse.Namespace, taken: _Taken, found: dict[str, SignalProbe
     more = duration(cost["more_seconds"])
     print(f"cost: {per_sample:.2f} s a sample; {cost['samples']} samples would take {more} more{narrower}")
     print(f"written to {args.out}: {', '.join(['probe.json', *content['files']])}\n\n{sentence}")
-    return 1 if parts.failed else 0
+    return 1 if outputs.failed else 0
 
 
-def _draw(found: dict[str, SignalProbe], design: ProbeDesign, out: Path) -> Parts:
+def _plot(found: dict[str, SignalProbe], design: ProbeDesign, out: Path) -> Outputs:
     from analysis import save
     from analysis.probe.plots import probe_figure
 
     def picture() -> None:
         figure, _ = probe_figure(found, design, title=f"Probe before training, batches of {design.batch_size}")
         save(figure, out / "probe.png")
-        parts.files.append("probe.png")
+        outputs.files.append("probe.png")
 
-    parts = Parts("probe")
-    parts.attempt("probe.png", picture)
-    return parts
+    outputs = Outputs("probe")
+    outputs.attempt("probe.png", picture)
+    return outputs
 
 
 def _described(one: Any) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdo.cli.common.cluster_options import add_options, check_options, read_material, sources_of
+from sdo.checks import whole_number
+from sdo.cli.commands import COMMANDS
+from sdo.cli.common.cluster_options import add_options, check_options, read_input, sources_of
 from sdo.cli.common.outputs import check_outputs, make_folder
 from sdo.cli.common.run_options import open_runs
 from sdo.errors import InputError
@@ -26,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add the command to the parser of ``sdo``."""
     parser = subparsers.add_parser(
         "report",
-        help="run folders, predictions -> one HTML file",
+        help=COMMANDS["report"],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Put verdict, alerts, balance, training, coherence, locality, exposure, weakest clusters and\n"
         "provenance of runs and predictions into one HTML file without scripts, and the same numbers into a JSON file\n"
@@ -59,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.runs and not args.predictions:
         raise InputError("neither run folders nor --predictions came; fix: sdo report RUN --out report.html")
-    if args.redraws < 0:
-        raise InputError(f"--redraws {args.redraws}: expected a number from 0")
+    whole_number("--redraws", args.redraws, 0)
     sources = (*args.runs, *sources_of(args), args.run_embeddings)
     check_outputs(args.out, ".html", overwrite=args.overwrite, sources=sources)
     if args.predictions:
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--{given.replace('_', '-')} came without --predictions, which it belongs to")
     sections = [*SECTIONS, *map(_section, args.section)]
     runs = open_runs(args.runs)
-    summary = read_material(args).summarise() if args.predictions else None
+    summary = read_input(args).summarize() if args.predictions else None
     make_folder(args.out.parent)
     report = build_report(
         runs,

@@ -1,4 +1,4 @@
-"""``sdo sft``: supervised fine-tuning with TRL, organised and recorded."""
+"""``sdo sft``: supervised fine-tuning with TRL, organized and recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = add_training_parser(
         subparsers,
         "sft",
-        "supervised fine-tuning with TRL's SFTTrainer",
         "sdo sft --config run.yaml --learning_rate 1e-5 --organizer.k 8 --recorder.out runs/k8",
         METHOD.columns,
     )

@@ -1,4 +1,4 @@
-"""What ``sdo demo`` is made of: a data set, a small model, a folder and a summary."""
+"""What ``sdo demo`` is made of: a data set, a small model, a folder and a section of the report."""
 
 from __future__ import annotations
 

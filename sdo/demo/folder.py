@@ -9,12 +9,12 @@ from pathlib import Path
 
 from sdo.atomic import write_atomically
 from sdo.cli.common.outputs import check_place, try_folder
-from sdo.demo.summary import NAMES
 from sdo.errors import InputError
 
 MANIFEST = "demo.json"
+NAMES = ("uniform", "sdo")  # of the runs
 _DATA = ("train.jsonl", "held_out.jsonl", "embeddings.npy")
-ENTRIES = (*_DATA, *NAMES, "coherence", "summary.md", "report.html", "report.json")
+ENTRIES = (*_DATA, *NAMES, "coherence", "report.html", "report.json")
 
 
 class DemoFolder:

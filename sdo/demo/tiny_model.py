@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sdo.checks import whole_number
 from sdo.errors import InputError
 
 _PAD, _EOS, _UNK = "<pad>", "<eos>", "<unk>"
@@ -52,10 +53,8 @@ def build(texts: Sequence[str], *, seed: int, hidden: int = 128, layers: int = 4
         raise InputError("texts must be a non-empty sequence of strings")
     if hidden < 2 * _HEADS or hidden % (2 * _HEADS):
         raise InputError(f"hidden is {hidden}, expected a positive multiple of {2 * _HEADS}")
-    if layers < 1:
-        raise InputError(f"layers is {layers}, expected at least 1")
-    if vocab < _BYTES + len(_SPECIAL):
-        raise InputError(f"vocab is {vocab}, expected at least {_BYTES + len(_SPECIAL)}: the bytes and special tokens")
+    whole_number("layers", layers, 1)
+    whole_number("vocab", vocab, _BYTES + len(_SPECIAL))  # the bytes and special tokens
     tokenizer = _tokenizer(texts, vocab)
     return _model(tokenizer, seed, hidden, layers), tokenizer
 

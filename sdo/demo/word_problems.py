@@ -41,7 +41,7 @@ class Problem:
     answer: int
 
 
-class _Draw:
+class _Dice:
     """Choices that are the same on every machine and Python version.
 
     Of Python's ``random`` only the stream of ``random()`` is promised to stay; ``choice`` and ``shuffle`` are
@@ -99,13 +99,13 @@ def generate(n: int, *, seed: int, families: Sequence[str] | None = None) -> lis
     """
     names = list(FAMILIES) if families is None else list(families)
     _check(n, seed, names)
-    draw = _Draw(seed)
+    dice = _Dice(seed)
     seen: set[str] = set()
     problems: list[Problem] = []
     while len(problems) < n:
         # The whole round is drawn even where n ends inside it: fewer problems are then a prefix of more.
-        for name in draw.order(names):
-            problem = _new(name, draw, seen)
+        for name in dice.order(names):
+            problem = _new(name, dice, seen)
             seen.add(problem.prompt)
             problems.append(problem)
     return problems[:n]
@@ -122,20 +122,20 @@ def _check(n: int, seed: int, names: list[str]) -> None:
         raise InputError(f"families are {names}, expected each once")
 
 
-def _new(name: str, draw: _Draw, seen: set[str]) -> Problem:
+def _new(name: str, dice: _Dice, seen: set[str]) -> Problem:
     """Draw problems of a family until one is new."""
     for _ in range(_TRIES):
-        prompt, working, answer = FAMILIES[name](draw)
+        prompt, working, answer = FAMILIES[name](dice)
         if prompt not in seen:
             return Problem(prompt, f" {working}\n#### {answer}", name, answer)
     raise InputError(f"family {name!r} has no new problem left after {len(seen)} problems; ask for fewer")
 
 
-def _adding(draw: _Draw) -> tuple[str, str, int]:
+def _adding(dice: _Dice) -> tuple[str, str, int]:
     """Draw a problem: the sum of all numbers in the text."""
-    a, b = draw.number(11, 89), draw.number(11, 89)
-    what = draw.one(["loaves", "rolls", "muffins", "pies", "tarts"])
-    template = draw.one(
+    a, b = dice.number(11, 89), dice.number(11, 89)
+    what = dice.one(["loaves", "rolls", "muffins", "pies", "tarts"])
+    template = dice.one(
         [
             "A baker takes {a} {what} out of the oven at dawn and {b} more {what} at noon. "
             "How many {what} did the baker bake altogether?",
@@ -151,12 +151,12 @@ def _adding(draw: _Draw) -> tuple[str, str, int]:
     return template.format(a=a, b=b, what=what), f"{a} + {b} = {a + b} {what}.", a + b
 
 
-def _subtracting(draw: _Draw) -> tuple[str, str, int]:
+def _subtracting(dice: _Dice) -> tuple[str, str, int]:
     """Draw a problem: the first number less the second."""
-    a = draw.number(41, 199)
-    b = draw.number(5, a - 4)
-    what = draw.one(["books", "novels", "atlases", "comics", "magazines"])
-    template = draw.one(
+    a = dice.number(41, 199)
+    b = dice.number(5, a - 4)
+    what = dice.one(["books", "novels", "atlases", "comics", "magazines"])
+    template = dice.one(
         [
             "A library owns {a} {what}. Readers borrow {b} of them. How many {what} are left on the shelves?",
             "The librarian counted {a} {what} in the reading room and sent {b} away for repair. "
@@ -171,12 +171,12 @@ def _subtracting(draw: _Draw) -> tuple[str, str, int]:
     return template.format(a=a, b=b, what=what), f"{a} - {b} = {a - b} {what}.", a - b
 
 
-def _multiplying(draw: _Draw) -> tuple[str, str, int]:
+def _multiplying(dice: _Dice) -> tuple[str, str, int]:
     """Draw a problem: the product of the two numbers."""
-    a, b = draw.number(3, 29), draw.number(3, 29)
-    who = draw.one(["gardener", "farmer", "nursery", "park keeper"])
-    what = draw.one(["tulips", "cabbages", "lettuces", "carrots", "roses"])
-    template = draw.one(
+    a, b = dice.number(3, 29), dice.number(3, 29)
+    who = dice.one(["gardener", "farmer", "nursery", "park keeper"])
+    what = dice.one(["tulips", "cabbages", "lettuces", "carrots", "roses"])
+    template = dice.one(
         [
             "A {who} plants {a} rows of {what} with {b} in each row. How many {what} are planted?",
             "The {who} has {a} flower beds, and every bed holds {b} {what}. How many {what} grow there?",
@@ -189,13 +189,13 @@ def _multiplying(draw: _Draw) -> tuple[str, str, int]:
     return template.format(a=a, b=b, who=who, what=what), f"{a} * {b} = {a * b} {what}.", a * b
 
 
-def _sharing(draw: _Draw) -> tuple[str, str, int]:
+def _sharing(dice: _Dice) -> tuple[str, str, int]:
     """Draw a problem: the first number divided by the second, without remainder."""
-    b, each = draw.number(3, 16), draw.number(3, 40)
+    b, each = dice.number(3, 16), dice.number(3, 40)
     a = b * each
-    what = draw.one(["marbles", "stickers", "crayons", "sweets", "balloons"])
-    who = draw.one(["children", "pupils", "cousins", "players"])
-    template = draw.one(
+    what = dice.one(["marbles", "stickers", "crayons", "sweets", "balloons"])
+    who = dice.one(["children", "pupils", "cousins", "players"])
+    template = dice.one(
         [
             "A teacher shares {a} {what} equally among {b} {who}. How many {what} does each of them get?",
             "{a} {what} are divided fairly between {b} {who} at a party. How many {what} does everyone receive?",
@@ -208,13 +208,13 @@ def _sharing(draw: _Draw) -> tuple[str, str, int]:
     return template.format(a=a, b=b, what=what, who=who), f"{a} / {b} = {each} {what}.", each
 
 
-def _fractions(draw: _Draw) -> tuple[str, str, int]:
+def _fractions(dice: _Dice) -> tuple[str, str, int]:
     """Draw a problem: a fraction, written n/d, of the whole number in the text."""
-    over, under = draw.one([(1, 2), (1, 3), (2, 3), (1, 4), (3, 4), (1, 5), (2, 5), (3, 5), (4, 5), (1, 6), (5, 6)])
-    part = draw.number(4, 30)
+    over, under = dice.one([(1, 2), (1, 3), (2, 3), (1, 4), (3, 4), (1, 5), (2, 5), (3, 5), (4, 5), (1, 6), (5, 6)])
+    part = dice.number(4, 30)
     whole, answer = part * under, part * over
-    what = draw.one(["litres of water", "litres of milk", "litres of juice", "litres of oil", "litres of paint"])
-    template = draw.one(
+    what = dice.one(["litres of water", "litres of milk", "litres of juice", "litres of oil", "litres of paint"])
+    template = dice.one(
         [
             "A tank holds {whole} {what}, and {over}/{under} of it is pumped out. How many litres are pumped out?",
             "Of a barrel with {whole} {what}, {over}/{under} leaks away overnight. How many litres leak away?",
@@ -228,13 +228,13 @@ def _fractions(draw: _Draw) -> tuple[str, str, int]:
     return prompt, f"{whole} / {under} = {part}. {part} * {over} = {answer} litres.", answer
 
 
-def _change(draw: _Draw) -> tuple[str, str, int]:
+def _change(dice: _Dice) -> tuple[str, str, int]:
     """Draw a problem: the change from a payment; the text names count, price, payment in this order."""
-    count, price = draw.number(2, 9), draw.number(2, 19)
+    count, price = dice.number(2, 9), dice.number(2, 19)
     cost = count * price
     paid = next(note for note in (10, 20, 50, 100, 200) if note > cost)
-    what = draw.one(["shirts", "caps", "scarves", "belts", "towels"])
-    template = draw.one(
+    what = dice.one(["shirts", "caps", "scarves", "belts", "towels"])
+    template = dice.one(
         [
             "A customer buys {count} {what} at ${price} each and pays with a ${paid} note. "
             "How many dollars of change does the cashier return?",
@@ -252,13 +252,13 @@ def _change(draw: _Draw) -> tuple[str, str, int]:
     return prompt, f"{count} * {price} = {cost}. {paid} - {cost} = {paid - cost} dollars.", paid - cost
 
 
-def _speed(draw: _Draw) -> tuple[str, str, int]:
+def _speed(dice: _Dice) -> tuple[str, str, int]:
     """Draw a problem: distance = speed * time, asked for the distance or (in hours) for the time."""
-    hours, speed = draw.number(2, 12), draw.number(6, 60) * 2
+    hours, speed = dice.number(2, 12), dice.number(6, 60) * 2
     far = hours * speed
-    what = draw.one(["train", "bus", "lorry", "ferry", "motorbike"])
-    distance = draw.number(0, 1) == 0
-    template = draw.one(
+    what = dice.one(["train", "bus", "lorry", "ferry", "motorbike"])
+    distance = dice.number(0, 1) == 0
+    template = dice.one(
         [
             "A {what} travels at {speed} km per hour for {hours} hours. How many kilometres does it cover?",
             "At a steady speed of {speed} km per hour a {what} is on its way for {hours} hours. "
@@ -281,15 +281,15 @@ def _speed(draw: _Draw) -> tuple[str, str, int]:
     return prompt, f"{far} / {speed} = {hours} hours.", hours
 
 
-def _ages(draw: _Draw) -> tuple[str, str, int]:
+def _ages(dice: _Dice) -> tuple[str, str, int]:
     """Draw a problem: the later age of somebody so many years older or younger."""
-    younger = draw.number(0, 1) == 0
-    gap = draw.number(2, 14)
-    first = draw.number(gap + 2 if younger else 4, 45)
-    later = draw.number(2, 15)
-    one, other = draw.order(["sister", "brother", "niece", "nephew", "uncle", "neighbour"])[:2]
+    younger = dice.number(0, 1) == 0
+    gap = dice.number(2, 14)
+    first = dice.number(gap + 2 if younger else 4, 45)
+    later = dice.number(2, 15)
+    one, other = dice.order(["sister", "brother", "niece", "nephew", "uncle", "neighbour"])[:2]
     word = "younger" if younger else "older"
-    template = draw.one(
+    template = dice.one(
         [
             "The {one} is {first} years old. The {other} is {gap} years {word}. "
             "How old will the {other} be in {later} years?",
@@ -308,7 +308,7 @@ def _ages(draw: _Draw) -> tuple[str, str, int]:
     return prompt, f"{first} {sign} {gap} = {now}. {now} + {later} = {now + later} years.", now + later
 
 
-FAMILIES: dict[str, Callable[[_Draw], tuple[str, str, int]]] = {
+FAMILIES: dict[str, Callable[[_Dice], tuple[str, str, int]]] = {
     "adding": _adding,
     "subtracting": _subtracting,
     "multiplying": _multiplying,

@@ -1,9 +1,9 @@
 """Files that hold an embedding matrix and, if wanted, the ids of its rows: ``.npy``, ``.npz``, ``.safetensors``.
 
 numpy alone reads and writes all three. A safetensors file is eight bytes of length, a JSON header and raw
-little-endian numbers (https://github.com/huggingface/safetensors#format); parsing it here keeps the core free of a
-dependency, maps the matrix into memory instead of copying it, and reads bfloat16 without a package for that type.
-Nothing is ever unpickled.
+little-endian numbers (https://github.com/huggingface/safetensors#format). The package `safetensors` comes with
+transformers, which planning and analysis do without; and into numpy it copies the matrix, where we map the file into
+memory, and reads no bfloat16. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_matrix_file(path: str | Path) -> MatrixFile:
     return readers.get(file.suffix.lower(), _read_npy)(file)
 
 
-def normalise_ids(ids: ArrayLike, rows: int, what: str) -> NDArray[Any]:
+def normalize_ids(ids: ArrayLike, rows: int, what: str) -> NDArray[Any]:
     """Check ids and return them as an array of int64 or of strings.
 
     Parameters
@@ -126,7 +126,7 @@ def write_matrix_file(path: Path, matrix: NDArray[Any], ids: NDArray[Any] | None
     matrix
         Shape ``(N, d)``, float16, float32 or float64; may be mapped from disk.
     ids
-        As :func:`normalise_ids` returns them, or None.
+        As :func:`normalize_ids` returns them, or None.
     suffix
         ``".npy"``, which takes no ids, ``".npz"`` or ``".safetensors"``.
 
@@ -231,7 +231,7 @@ def _read_safetensors(file: Path) -> MatrixFile:
             parsed = json.loads(listed)
             if not isinstance(parsed, list):
                 raise InputError(f"embeddings {file}: metadata ids is a JSON {type(parsed).__name__}; expected a list")
-            ids = normalise_ids(parsed, len(matrix), f"embeddings {file}")
+            ids = normalize_ids(parsed, len(matrix), f"embeddings {file}")
     except InputError:
         raise
     except (ValueError, OSError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:

@@ -36,7 +36,7 @@ LSA_MAX_CHARACTERS = 200_000_000
 def lsa(texts: Sequence[str], *, dim: int = 256, seed: int = 0) -> NDArray[np.float32]:
     """Embed texts by latent semantic analysis.
 
-    Terms are lower-cased words and pairs of neighbouring words, the 100,000 most frequent at most. Weights
+    Terms are lower-cased words and pairs of neighboring words, the 100,000 most frequent at most. Weights
     are ``(1 + ln count) * idf``, rows have unit length before and after the decomposition.
 
     Parameters

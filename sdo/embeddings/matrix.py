@@ -1,7 +1,7 @@
-"""The embedding matrix: read, check, normalise, fingerprint, and the ids of its rows.
+"""The embedding matrix: read, check, normalize, fingerprint, and the ids of its rows.
 
-Rows are normalised and rounded to multiples of 2**-24. Such numbers fit float32, their products are multiples of
-2**-48, and sums of products of two unit rows stay below 2: float64 dot products are exact in any order. Neighbours,
+Rows are normalized and rounded to multiples of 2**-24. Such numbers fit float32, their products are multiples of
+2**-48, and sums of products of two unit rows stay below 2: float64 dot products are exact in any order. Neighbors,
 and so whole plans, are therefore identical on every machine and thread count.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sdo.checks import as_array, integer_array
-from sdo.embeddings.files import normalise_ids, read_matrix_file
+from sdo.embeddings.files import normalize_ids, read_matrix_file
 from sdo.errors import InputError
 
 _GRID_BITS = 24
@@ -65,7 +65,7 @@ class Embeddings:
 
     @classmethod
     def from_array(cls, array: Any, *, ids: ArrayLike | None = None, path: str | None = None) -> Embeddings:
-        """Check and normalise a matrix; the input is not modified.
+        """Check and normalize a matrix; the input is not modified.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class Embeddings:
             If the array is not 2-D, is empty, has masked entries, or does not hold floating-point numbers, or the ids
             do not fit it.
         """
-        return cls._normalised(as_array(array, "embeddings"), ids, path, bfloat16_bits=False)
+        return cls._normalized(as_array(array, "embeddings"), ids, path, bfloat16_bits=False)
 
     @classmethod
     def read(cls, path: str | Path) -> Embeddings:
@@ -103,10 +103,10 @@ class Embeddings:
             If the file is missing, is not what its name says, holds objects, or :meth:`from_array` refuses the matrix.
         """
         held = read_matrix_file(path)
-        return cls._normalised(held.matrix, held.ids, str(path), bfloat16_bits=held.bfloat16)
+        return cls._normalized(held.matrix, held.ids, str(path), bfloat16_bits=held.bfloat16)
 
     @classmethod
-    def _normalised(
+    def _normalized(
         cls, matrix: NDArray[Any], ids: ArrayLike | None, path: str | None, *, bfloat16_bits: bool
     ) -> Embeddings:
         what = f"embeddings {path}" if path else "embeddings"
@@ -122,7 +122,7 @@ class Embeddings:
             )
         if 0 in matrix.shape:
             raise InputError(f"{what} are empty, shape {matrix.shape}; expected at least one row and one column")
-        names = None if ids is None else normalise_ids(ids, len(matrix), what)
+        names = None if ids is None else normalize_ids(ids, len(matrix), what)
         unit = np.empty(matrix.shape, dtype=np.float32)
         valid = np.empty(matrix.shape[0], dtype=np.bool_)
         for start in range(0, len(matrix), _BLOCK):
@@ -194,14 +194,14 @@ class Embeddings:
         named = ", ".join(str(i) for i in bad[:_NAMED_ROWS]) + (", …" if len(bad) > _NAMED_ROWS else "")
         raise InputError(
             f"{len(bad)} of {len(self)} embedding rows hold NaN or infinity or are zero: {named}; "
-            "expected finite, non-zero rows; fix: embed these samples again, or organise them without "
-            "neighbours by on_invalid='isolate' (sdo plan: --on-invalid isolate; sdo sft: "
+            "expected finite, non-zero rows; fix: embed these samples again, or organize them without "
+            "neighbors by on_invalid='isolate' (sdo plan: --on-invalid isolate; sdo sft: "
             "--organizer.on_invalid isolate)"
         )
 
 
 def unit_rows(rows: NDArray[np.floating]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Normalise rows to multiples of 2**-24, with the same bits on every machine.
+    """Normalize rows to multiples of 2**-24, with the same bits on every machine.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ def within_batch_cosine(
 def _block_of(matrix: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
     """Rows ``start`` to ``stop - 1``; where :func:`read_matrix_file` mapped a file, by a map of their own.
 
-    The pages of one map of the whole file would stay resident beside the normalised rows: twice the memory.
+    The pages of one map of the whole file would stay resident beside the normalized rows: twice the memory.
     """
     if not isinstance(matrix, np.memmap) or matrix.filename is None or not matrix.flags.c_contiguous:
         return matrix[start:stop]

@@ -1,8 +1,8 @@
-"""Whether the grid that rows are rounded to tells a sample's neighbours apart.
+"""Whether the grid that rows are rounded to tells a sample's neighbors apart.
 
 Rounding a unit row to multiples of 2**-24 changes its length by some 2**-26, and with it every dot product of the row.
-Where the cosines of a sample's neighbours differ by less, as in embeddings that all but point one way, the lengths
-decide who is a neighbour. The angles between the rounded rows are far finer: dividing by the lengths shows what the
+Where the cosines of a sample's neighbors differ by less, as in embeddings that all but point one way, the lengths
+decide who is a neighbor. The angles between the rounded rows are far finer: dividing by the lengths shows what the
 rows themselves would have given, down to 1 - cosine of about 1e-12.
 """
 
@@ -15,30 +15,30 @@ from numpy.typing import NDArray
 
 from sdo.neighbors.exact import MISSING
 
-TOLERATED = 0.02  # share of neighbours: at 1 - cosine 1e-4 it is 0.005, at 1e-5 0.05, at 1e-6 0.3, at 1e-7 0.95
+TOLERATED = 0.02  # share of neighbors: at 1 - cosine 1e-4 it is 0.005, at 1e-5 0.05, at 1e-6 0.3, at 1e-7 0.95
 
 _ROWS = 1024  # looked at, evenly spaced
 _FEWEST_ROWS = 16
 _WORK = 2**33  # products of numbers that looking may take: about a second
-_FAR = 1e-3  # 1 - cosine of the last neighbour beyond which rounding decides nothing worth a look
+_FAR = 1e-3  # 1 - cosine of the last neighbor beyond which rounding decides nothing worth a look
 _SAME = 1e-11  # of the mean 1 - cosine: copies of a text differ by as much where the encoder rounded otherwise
 _BLOCK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """How well the grid resolves the neighbours of some rows.
+    """How well the grid resolves the neighbors of some rows.
 
     Attributes
     ----------
     rows
         Rows looked at.
     k
-        Neighbours of each.
+        Neighbors of each.
     exchanged
-        Share of their neighbours, 0 to 1, for which a nearer row was passed over.
+        Share of their neighbors, 0 to 1, for which a nearer row was passed over.
     nearest
-        Median 1 - cosine of the nearest other row, over the rows with a neighbour that was exchanged; None without.
+        Median 1 - cosine of the nearest other row, over the rows with a neighbor that was exchanged; None without.
     """
 
     rows: int
@@ -67,14 +67,14 @@ class Resolution:
         if not found:
             return None
         return (
-            f"the embeddings are so nearly parallel that rounding to multiples of 2**-24 decides who is a neighbour: "
-            f"{'; '.join(found)}; expected 1 - cosine of neighbours above about 1e-5; fix: subtract the mean row "
+            f"the embeddings are so nearly parallel that rounding to multiples of 2**-24 decides who is a neighbor: "
+            f"{'; '.join(found)}; expected 1 - cosine of neighbors above about 1e-5; fix: subtract the mean row "
             "(E - E.mean(axis=0)) in float64, or use a model whose embeddings are spread out"
         )
 
 
 def measure_resolution(unit: NDArray[np.float32], valid: NDArray[np.bool_], graph: NDArray[np.int64]) -> Resolution:
-    """Compare the neighbours by rounded rows with those by the angles between them.
+    """Compare the neighbors by rounded rows with those by the angles between them.
 
     Parameters
     ----------
@@ -89,11 +89,11 @@ def measure_resolution(unit: NDArray[np.float32], valid: NDArray[np.bool_], grap
     -------
     Resolution
         The same on every machine: dot products are exact, and division and square root correctly rounded. Rows whose
-        last neighbour is far away are not compared, so that ordinary embeddings cost nothing.
+        last neighbor is far away are not compared, so that ordinary embeddings cost nothing.
 
     Notes
     -----
-    A neighbour counts as exchanged if its cosine is below the k-th largest by more than 1e-11 of the mean of 1 - cosine
+    A neighbor counts as exchanged if its cosine is below the k-th largest by more than 1e-11 of the mean of 1 - cosine
     over all rows. Equal rows, and copies of a text that differ by the rounding of float32 alone, are thus as good as
     each other.
     """

@@ -1,7 +1,7 @@
 """The nearest of every row among all rows, proposed in float32: each pair's product is taken once and serves both rows.
 
 Half the arithmetic of a search that treats every row as a query of its own. Which members a float32 search puts last
-depends on the machine; :func:`sdo.neighbors.exact.settle` mends that.
+depends on the machine; :func:`sdo.neighbors.exact.settle` corrects that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def propose_all(
     members
         Shape ``(m,)``, ascending rows of ``unit``, more than ``width``.
     width
-        Neighbours to propose, at least 1.
+        Neighbors to propose, at least 1.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""Cosine nearest neighbours inside a pool: candidate lists over all samples, cut to each epoch's pool.
+"""Cosine nearest neighbors inside a pool: candidate lists over all samples, cut to each epoch's pool.
 
-Up to ``EXACT_LIMIT`` samples the neighbours are exact. Beyond, candidates come from ``inverted`` lists, and a
-sample's neighbours are the nearest among those. Either way they are the same on every machine and thread count.
+Up to ``EXACT_LIMIT`` samples the neighbors are exact. Beyond, candidates come from ``inverted`` lists, and a
+sample's neighbors are the nearest among those. Either way they are the same on every machine and thread count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CandidateLists:
     unit
         Shape ``(N, d)``, unit rows on the 2**-24 grid.
     valid
-        Shape ``(N,)``, rows with a direction; others neither have nor are neighbours.
+        Shape ``(N,)``, rows with a direction; others neither have nor are neighbors.
     lists
         Shape ``(N, width)``, int32, in the order of the float32 search; -1 in the rows of invalid samples.
     scores
@@ -48,7 +48,7 @@ class CandidateLists:
 
     @classmethod
     def build(cls, unit: NDArray[np.float32], valid: NDArray[np.bool_], k: int) -> CandidateLists:
-        """Search all samples for lists that serve ``k`` neighbours in most pools.
+        """Search all samples for lists that serve ``k`` neighbors in most pools.
 
         Parameters
         ----------
@@ -57,7 +57,7 @@ class CandidateLists:
         valid
             Shape ``(N,)``.
         k
-            Neighbours wanted per sample in each epoch.
+            Neighbors wanted per sample in each epoch.
         """
         members = np.flatnonzero(valid)
         if len(members) > EXACT_LIMIT:

@@ -27,7 +27,7 @@ def nearest(
     members
         Shape ``(m,)``, ascending sample indices, more than ``k``.
     k
-        Neighbours wanted.
+        Neighbors wanted.
 
     Returns
     -------
@@ -75,13 +75,13 @@ def propose(
     members
         Shape ``(m,)``, ascending rows of ``unit``, more than ``width``.
     width
-        Neighbours to propose.
+        Neighbors to propose.
 
     Returns
     -------
     tuple
         Rows, int32, and cosines, float32, shape ``(q, width)``, largest cosine first; the order of near-ties depends on
-        the machine, which :func:`settle` mends.
+        the machine, which :func:`settle` corrects.
     """
     base = unit if len(members) == len(unit) else unit[members]
     score, position = float_search(unit[queries], base, width + 1)
@@ -118,7 +118,7 @@ def settle(
     inside
         Shape ``(q, w)``, which entries count.
     k
-        Neighbours wanted.
+        Neighbors wanted.
     complete
         Whether each list holds all there is.
 
@@ -244,7 +244,7 @@ def search_exactly(
     unit, queries, members
         As in :func:`propose`.
     k
-        Neighbours wanted, fewer than members.
+        Neighbors wanted, fewer than members.
 
     Returns
     -------

@@ -1,9 +1,9 @@
-"""Approximate neighbours for many samples: inverted lists whose every decision is exact, and so the same everywhere.
+"""Approximate neighbors for many samples: inverted lists whose every decision is exact, and so the same everywhere.
 
-Spherical k-means groups the samples; a sample's neighbours are looked for in the groups nearest to it. Which rows are
+Spherical k-means groups the samples; a sample's neighbors are looked for in the groups nearest to it. Which rows are
 looked at is decided by exact arithmetic alone: sums of numbers on the 2**-24 grid do not round in float64, centroids
 are put back on the grid, and what lies within the error of the float32 search is settled exactly. The result is
-approximate in that a neighbour in a group that was not looked into is missed, never in that it depends on the machine.
+approximate in that a neighbor in a group that was not looked into is missed, never in that it depends on the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SUM_BYTES = 64 * 2**20
 class InvertedLists:
     """Samples by group, and the groups that each sample looks into.
 
-    A sample's *universe* is all members of the groups whose centroids are nearest to it. Its neighbours are the exact
+    A sample's *universe* is all members of the groups whose centroids are nearest to it. Its neighbors are the exact
     nearest of its universe.
 
     Attributes
@@ -145,7 +145,7 @@ class InvertedLists:
         inside
             Shape ``(N,)``, pool membership.
         k
-            Neighbours wanted.
+            Neighbors wanted.
 
         Returns
         -------
@@ -167,7 +167,11 @@ class InvertedLists:
 
 
 def _train(unit: NDArray[np.float32], rows: NDArray[np.int64], n_groups: int) -> NDArray[np.float32]:
-    """Spherical k-means on a random share of the rows; seeds and share are drawn by a fixed key."""
+    """Spherical k-means on a random share of the rows; seeds and share are drawn by a fixed key.
+
+    Not the k-means of `analysis.balance.kmeans`: that one draws its first centers by k-means++, ends when no label
+    changes, rounds centers to a grid and moves empty ones. Either in the other's place would change plans or labels.
+    """
     keys = raw_keys(0, CENTROIDS, 0, len(unit))[rows]
     chosen = np.argsort(keys, kind="stable")[: _ROWS_PER_CENTROID * n_groups]
     centroids = unit[rows[chosen[:n_groups]]]

@@ -30,7 +30,7 @@ OnInvalid = Literal["raise", "isolate"]
 
 
 class SDO:
-    """Structure-aware data organization: batches of neighbours, exposure balanced over epochs.
+    """Structure-aware data organization: batches of neighbors, exposure balanced over epochs.
 
     Parameters
     ----------
@@ -38,24 +38,24 @@ class SDO:
         Shape ``(N, d)``: a matrix or tensor, a path that :meth:`Embeddings.read` takes, or
         :class:`~sdo.embeddings.matrix.Embeddings`.
     k
-        Neighbours that an anchor brings, K.
+        Neighbors that an anchor brings, K.
     delta_tau
         Rise of the exposure threshold per epoch.
     retain
         Share of the hot samples that stay in the next pool, drawn by inverse exposure; 0 to 1.
     visit
-        ``"cover"``: a sample that was brought as a neighbour no longer anchors in this epoch; ``"anchor"``: every pool
+        ``"cover"``: a sample that was brought as a neighbor no longer anchors in this epoch; ``"anchor"``: every pool
         member anchors once.
     graph
-        ``"dynamic"``: neighbours within the current pool; ``"static"``: neighbours over all samples, cut to the pool.
+        ``"dynamic"``: neighbors within the current pool; ``"static"``: neighbors over all samples, cut to the pool.
     locality
-        ``"knn"``; ``"random"``: the same walk with random pool members as neighbours; ``"shuffle"``: no neighbours at
+        ``"knn"``; ``"random"``: the same walk with random pool members as neighbors; ``"shuffle"``: no neighbors at
         all.
     exposure
         False keeps every sample in the pool for ever.
     on_invalid
         What to do with rows that hold NaN or infinity or are zero: ``"raise"``, or ``"isolate"`` them, so that they
-        anchor alone and are nobody's neighbour.
+        anchor alone and are nobody's neighbor.
     seed
         0 to 2**64 - 1.
 
@@ -67,10 +67,10 @@ class SDO:
     Notes
     -----
     After Structure-Aware Data Organization, arXiv 2607.27273. The plan is a pure function of embeddings, options, seed
-    and batch size. Above 131,072 samples (``EXACT_LIMIT``), neighbours are approximate. Rows are rounded to
-    multiples of 2**-24 for it. Where they are so nearly parallel that this decides who is a neighbour, 1 - cosine of
-    neighbours below about 1e-5, making the first epoch warns, once for each :class:`~sdo.Embeddings`, and
-    the plan's ``notes`` say how many neighbours are concerned.
+    and batch size. Above 131,072 samples (``EXACT_LIMIT``), neighbors are approximate. Rows are rounded to
+    multiples of 2**-24 for it. Where they are so nearly parallel that this decides who is a neighbor, 1 - cosine of
+    neighbors below about 1e-5, making the first epoch warns, once for each :class:`~sdo.Embeddings`, and
+    the plan's ``notes`` say how many neighbors are concerned.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class SDO:
         return {name: getattr(self, name) for name in names}
 
     def with_seed(self, seed: int) -> SDO:
-        """Return the same organizer with another seed, 0 to 2**64 - 1; neighbours that are known are shared."""
+        """Return the same organizer with another seed, 0 to 2**64 - 1; neighbors that are known are shared."""
         return with_seed(self, seed)
 
     def plan(
@@ -195,7 +195,7 @@ class _Graphs:
     whole
         Shape ``(n, k)``, the graph over all samples.
     note
-        Set with it: where the grid does not tell neighbours apart, how far.
+        Set with it: where the grid does not tell neighbors apart, how far.
     """
 
     unit: NDArray[np.float32]
@@ -223,7 +223,7 @@ class _SDOPlan(Plan):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Whether rounding the embeddings decides neighbours; empty before the first epoch is made."""
+        """Whether rounding the embeddings decides neighbors; empty before the first epoch is made."""
         return () if self._graphs.note is None else (self._graphs.note,)
 
     def make_epoch(self, epoch: int, first_step: int, exposure: NDArray[np.int64]) -> EpochPlan:

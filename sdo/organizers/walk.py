@@ -1,4 +1,4 @@
-"""The neighbourhood walk: anchors in random order, each followed by its neighbours, cut into batches."""
+"""The neighborhood walk: anchors in random order, each followed by its neighbors, cut into batches."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def walk(
     order
         Shape ``(M,)``, the pool in the order of the anchors.
     neighbors
-        Shape ``(M, K)``, the neighbours of ``order[i]``, nearest first; -1 where there is none.
+        Shape ``(M, K)``, the neighbors of ``order[i]``, nearest first; -1 where there is none.
     n_samples
         Number of samples N; every index is below it.
     batch_size
         Samples per batch, B.
     cover
-        Whether a neighbour that was brought no longer becomes an anchor (``visit="cover"``).
+        Whether a neighbor that was brought no longer becomes an anchor (``visit="cover"``).
 
     Notes
     -----
     The buffer carries over from anchor to anchor; a sample that is in the buffer already is not appended again. A
-    sample may stand in several batches: borders of neighbourhoods overlap.
+    sample may stand in several batches: borders of neighborhoods overlap.
     """
     visited = bytearray(n_samples)
     covered = np.frombuffer(visited, dtype=np.bool_)  # the same bytes

@@ -41,7 +41,7 @@ def test_axes_of_subfigures_belong_to_the_whole_figure():
         root_figure(loose)
 
 
-def test_running_mean_is_centred_and_cut_at_the_ends():
+def test_running_mean_is_centered_and_cut_at_the_ends():
     values = np.array([1.0, 5.0, 3.0, 8.0, 2.0, 7.0])
     for window in range(1, 7):
         slow = [

@@ -527,7 +527,7 @@ def test_a_pair_that_trl_drops_needs_ids(kit, tmp_path):
     assert steps == handle.plan.batches(0, 2).tolist()
 
 
-def test_an_organizer_is_refused_where_kto_pairs_neighbours_of_the_dataset(kit, tmp_path):
+def test_an_organizer_is_refused_where_kto_pairs_neighbors_of_the_dataset(kit, tmp_path):
     """Its KL term is made of each prompt with the answer before it, batch by batch, when the data are prepared."""
     data = [{"prompt": r["prompt"], "completion": r["chosen"], "label": True} for r in make_pairs(kit, PAIRS)]
     paired = untrained(kit, tmp_path / "kl", KTOTrainer, KTOConfig, data)

@@ -73,7 +73,7 @@ def test_exports_exist_and_are_documented(package):
         ("import analysis; analysis.Run", {"matplotlib", "scipy", "sklearn", "torch", "faiss"}),
         ("import analysis.balance, analysis.coherence, analysis.report", {"matplotlib", "scipy", "sklearn", "torch"}),
         ("from sdo import SDO", {"faiss", "torch", "scipy", "pyarrow"}),
-        ("from sdo.cli.main import build_parser; build_parser()", {"faiss", "torch", "scipy", "pyarrow", "matplotlib"}),
+        ("import sdo.cli.plan, sdo.cli.report, sdo.cli.sft", {"faiss", "torch", "scipy", "pyarrow", "matplotlib"}),
     ],
 )
 def test_imports_load_what_they_need(code, absent):

@@ -90,7 +90,7 @@ def test_cells_come_seed_by_seed():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"colour": 1}, "unknown key 'colour'"),
+        ({"color": 1}, "unknown key 'color'"),
         ({"method": "ppo"}, "method is 'ppo'"),
         ({"arms": {"main": {"uniform": {"name": "uniform"}, "sdo": {"kk": 3}}}}, "kk"),
         ({"arms": {"main": {"../up": {}}}}, "'../up'"),

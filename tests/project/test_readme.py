@@ -190,7 +190,7 @@ def test_relative_links_lead_somewhere():
 
 
 def test_every_command_is_in_the_readme():
-    from sdo.cli.main import COMMANDS
+    from sdo.cli.commands import COMMANDS
 
     text = (ROOT / "README.md").read_text()
     assert [name for name in COMMANDS if f"sdo {name} " not in text] == []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdo.checks import whole_number
 from sdo.cli.common.run_options import real, run_name, shortest_suffix
 from sdo.embeddings.row_files import whole_numbers
 from sdo.errors import InputError, counted
@@ -51,7 +52,7 @@ def sources_of(args: argparse.Namespace) -> list[Path | str | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class BalanceMaterial:
+class BalanceInput:
     """Predictions, clusters and prompts as they were read."""
 
     runs: list[Predictions]
@@ -60,16 +61,16 @@ class BalanceMaterial:
     prompts: Prompts | None
     options: dict[str, Any]
 
-    def summarise(self) -> BalanceSummary:
+    def summarize(self) -> BalanceSummary:
         """Compute the balance of the runs and their comparisons."""
-        from analysis import summarise_balance
+        from analysis import summarize_balance
 
-        return summarise_balance(
+        return summarize_balance(
             self.runs, self.clustering, embeddings=self.embeddings, prompts=self.prompts, **self.options
         )
 
 
-def read_material(args: argparse.Namespace) -> BalanceMaterial:
+def read_input(args: argparse.Namespace) -> BalanceInput:
     """Read what checked options name.
 
     Raises
@@ -83,7 +84,7 @@ def read_material(args: argparse.Namespace) -> BalanceMaterial:
     options = {"baseline": args.baseline, "resamples": args.resamples, "seed": args.seed}
     if args.near_duplicate is not None:
         options["near_duplicate"] = args.near_duplicate
-    return BalanceMaterial(runs, clustering, embeddings, prompts, options)
+    return BalanceInput(runs, clustering, embeddings, prompts, options)
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -100,8 +101,7 @@ def check_options(args: argparse.Namespace) -> None:
         raise InputError(
             "--prompts and --column belong together: the source of the questions, and the column they are in"
         )
-    if not 0 <= args.seed <= MAX_SEED:
-        raise InputError(f"--seed {args.seed}: expected 0 to 2**64 - 1")
+    whole_number("--seed", args.seed, 0, MAX_SEED)
     if args.resamples < 99:
         raise InputError(
             f"--resamples {args.resamples}: expected at least 99, or no p could be below 0.05 with any power"
@@ -180,7 +180,7 @@ def _read_prompts(args: argparse.Namespace, rows: int, embeddings: Embeddings | 
     import numpy as np
 
     from analysis import Predictions, Prompts
-    from sdo.embeddings.files import normalise_ids
+    from sdo.embeddings.files import normalize_ids
     from sdo.embeddings.sources import Selection, open_source
 
     if args.prompts is None:
@@ -203,6 +203,6 @@ def _read_prompts(args: argparse.Namespace, rows: int, embeddings: Embeddings | 
         return prompts
     if Path(args.prompts).suffix.lower() == ".csv":
         ids = whole_numbers(ids)
-    keys = normalise_ids(ids, rows, f"column {args.id_column!r} of {args.prompts}")
+    keys = normalize_ids(ids, rows, f"column {args.id_column!r} of {args.prompts}")
     order = Predictions(f"--prompts {args.prompts}", keys, np.zeros(rows)).rows(rows, embeddings)
     return prompts.take(np.argsort(order))

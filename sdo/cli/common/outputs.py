@@ -237,8 +237,8 @@ def file_names(names: list[str]) -> dict[str, str]:
     return safe
 
 
-class Parts:
-    """An output that is made part by part: a part that fails is named, and the others go on.
+class Outputs:
+    """The outputs of a command, made one by one: one that fails is named, and the others go on.
 
     Attributes
     ----------
@@ -257,7 +257,7 @@ class Parts:
         """Return what `compute` returns, or None where it fails, after a line on standard error."""
         try:
             return compute()
-        except Exception as error:  # whatever it was, the other parts are still worth having
+        except Exception as error:  # whatever it was, the others are still worth having
             self.failed.append(what)
             print(f"sdo {self._command}: {what} failed: {' '.join(str(error).split())}", file=sys.stderr)
             return None

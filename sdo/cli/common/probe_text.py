@@ -20,7 +20,7 @@ WORDS = (
     "effective batch: B sum |g|^2 / |sum g|^2, B times the gradient diversity of a batch (Yin et al., "
     "arXiv:1706.05699): B for orthogonal gradients, 1 for equal ones. It is no count of independent samples: what all "
     "gradients have in common lowers it too, under uniform batches as well.\n"
-    "random: SDO with random samples in the place of neighbours. It says how gradients differ, not whether training is "
+    "random: SDO with random samples in the place of neighbors. It says how gradients differ, not whether training is "
     "better."
 )
 _HEADINGS = (

@@ -42,7 +42,7 @@ class _Plain:
             self.stream.flush()
 
     def isatty(self) -> bool:
-        """Whether others may draw here: on standard output not, since their colours would come out as escapes."""
+        """Whether others may draw here: on standard output not, since their colors would come out as escapes."""
         return self._terminal and bool(self.stream.isatty())
 
     @contextlib.contextmanager

@@ -4,6 +4,9 @@ A run file holds the keys of TRL and transformers at its top level and ours in t
 ``recorder:``. The steps are :func:`load_config`, :func:`apply_overrides`, then :func:`parse_section` for each
 section and :func:`split_trl` for the rest. Scalars follow :mod:`sdo.cli.training.yaml12`: ``1e-5`` is a number, only
 ``true`` and ``false`` are booleans, so ``eval_strategy: no`` means what it says.
+
+TRL's TrlParser knows no sections; from a file it takes ``max_steps: true`` and ``[3]``, reads ``010`` as 8, lets the
+second of two equal keys win, fails on ``eval_strategy: no``, and says no line of the file. So we read it ourselves.
 """
 
 from __future__ import annotations

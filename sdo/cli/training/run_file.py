@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdo.cli.commands import COMMANDS
 from sdo.cli.training.config import (
     OrganizerSection,
     RecorderOptions,
@@ -269,14 +270,15 @@ def _known_keys(columns: type) -> str:
 
 
 def add_training_parser(
-    subparsers: argparse._SubParsersAction[Any], name: str, help_text: str, example: str, columns: type, more: str = ""
+    subparsers: argparse._SubParsersAction[Any], name: str, example: str, columns: type, more: str = ""
 ) -> argparse.ArgumentParser:
     """Add a training command: ``--config`` and whatever TRL's dataclasses take; ``more`` ends its description."""
+    line = COMMANDS[name]
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name,
-        help=help_text,
+        help=line,
         description=textwrap.fill(
-            f"{help_text[0].upper()}{help_text[1:]}. Takes TRL's own arguments, on the command line or in a YAML run "
+            f"{line[0].upper()}{line[1:]}. Takes TRL's own arguments, on the command line or in a YAML run "
             "file, with two more sections: organizer (what each batch holds) and recorder (what is written down). "
             f"Sections are overridden with dots, as in --organizer.k 8.{more}",
             100,

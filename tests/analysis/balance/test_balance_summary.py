@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis import Predictions, Prompts, given_labels, summarise_balance, wilson
+from analysis import Predictions, Prompts, given_labels, summarize_balance, wilson
 from analysis.balance.per_cluster import cluster_balance, compare_balance
 from sdo.embeddings.matrix import Embeddings
 from sdo.errors import InputError
@@ -21,7 +21,7 @@ def run(name, ids=None, seed=0, p=0.6):
 
 
 def summary(runs, labels=LABELS, **options):
-    found = summarise_balance(runs, given_labels(labels), resamples=99, **options)
+    found = summarize_balance(runs, given_labels(labels), resamples=99, **options)
     json.dumps(found.content, allow_nan=False)
     return found
 

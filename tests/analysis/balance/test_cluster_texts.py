@@ -10,7 +10,7 @@ from sdo.embeddings.matrix import Embeddings
 
 
 def slow_tfidf(documents, word):
-    """sublinear tf times smooth idf, by the formulas of scikit-learn's manual; rows are not normalised."""
+    """sublinear tf times smooth idf, by the formulas of scikit-learn's manual; rows are not normalized."""
     counts = [Counter(document.split()) for document in documents]
     held = sum(word in count for count in counts)
     idf = math.log((1 + len(documents)) / (1 + held)) + 1

@@ -14,7 +14,7 @@ from analysis.balance.latent_spread import (
     within_variance,
 )
 from analysis.balance.metrics import raw_metrics
-from analysis.balance.questions import BOOTSTRAP, Units, generator
+from analysis.balance.questions import BOOTSTRAP, QuestionUnits, generator
 
 
 def slow_anova(groups):
@@ -30,7 +30,7 @@ def slow_anova(groups):
 def test_variance_components_of_unequal_groups():
     rng = np.random.default_rng(0)
     groups = [rng.random(n).round(2).tolist() for n in (3, 7, 1, 12, 5)]
-    units = Units.of(np.concatenate(groups), np.repeat(np.arange(5), [3, 7, 1, 12, 5]))
+    units = QuestionUnits.of(np.concatenate(groups), np.repeat(np.arange(5), [3, 7, 1, 12, 5]))
     within, between = slow_anova(groups)
     assert within_variance(units, units.sums())[0] == pytest.approx(within)
     a = units.sums().weighted / units.size
@@ -39,21 +39,21 @@ def test_variance_components_of_unequal_groups():
 
 
 def test_spread_is_undefined_without_two_clusters_or_two_units():
-    one = Units.of([1, 0, 1], [0, 0, 0])
+    one = QuestionUnits.of([1, 0, 1], [0, 0, 0])
     assert np.isnan(latent_spread(one, one.sums())[0])
-    singles = Units.of([1, 0, 1], [0, 1, 2])
+    singles = QuestionUnits.of([1, 0, 1], [0, 1, 2])
     assert np.isnan(latent_spread(singles, singles.sums())[0])
     with pytest.raises(ValueError, match="two clusters"):
         spread_interval(one)
-    alike = Units.of([1, 1, 0, 0], [0, 0, 1, 1])
+    alike = QuestionUnits.of([1, 1, 0, 0], [0, 0, 1, 1])
     with pytest.raises(ValueError, match="positive variance"):
         spread_interval(alike)
 
 
-def test_interval_inverts_the_generalised_q():
+def test_interval_inverts_the_generalized_q():
     rng = np.random.default_rng(4)
     label = np.repeat(np.arange(40), rng.integers(2, 15, 40))
-    units = Units.of(rng.random(len(label)) < rng.beta(4, 2, 40)[label], label)
+    units = QuestionUnits.of(rng.random(len(label)) < rng.beta(4, 2, 40)[label], label)
     low, high = spread_interval(units)
     noise = within_variance(units, units.sums())[0] / units.size
     a = units.sums().weighted[0] / units.size
@@ -68,7 +68,7 @@ def test_interval_inverts_the_generalised_q():
 
 
 def test_interval_is_zero_where_clusters_are_more_alike_than_chance():
-    units = Units.of([1, 0] * 20, np.repeat(np.arange(20), 2))
+    units = QuestionUnits.of([1, 0] * 20, np.repeat(np.arange(20), 2))
     assert spread_interval(units) == (0.0, 0.0)
 
 
@@ -126,7 +126,7 @@ def test_bootstrap_reproduces_the_sampling_of_the_fit():
     mean, spread, C, n = 0.7, 0.12, 50, 12
     label = np.repeat(np.arange(C), n)
     score = (np.random.default_rng(0).random(C * n) < 0.7).astype(float)
-    units = Units.of(score, label)
+    units = QuestionUnits.of(score, label)
     means, spreads = refitted(units, mean, spread, mean * (1 - mean) - spread**2, 3000, generator(0, BOOTSTRAP))
     # The same experiment, one question at a time.
     rng = np.random.default_rng(1)
@@ -152,7 +152,7 @@ def test_bootstrap_of_averages_has_less_noise():
     a, b = (float(shape) for shape in beta_shape(mean, spread))
     p = rng.beta(a, b, C)
     # Averages over k answers whose own chance of being right varies between questions.
-    units = Units.of(rng.binomial(k, np.clip(p[label] + rng.normal(0, 0.05, C * n), 0, 1)) / k, label)
+    units = QuestionUnits.of(rng.binomial(k, np.clip(p[label] + rng.normal(0, 0.05, C * n), 0, 1)) / k, label)
     within = float(within_variance(units, units.sums())[0])
     assert within < 0.25 * mean * (1 - mean)
     means, spreads = refitted(units, mean, spread, within, 2000, generator(0, BOOTSTRAP))

@@ -6,7 +6,7 @@ from scipy.stats import binomtest, chi2_contingency
 
 from analysis.balance.metrics import LOWER, METRICS, wilson
 from analysis.balance.per_cluster import LEVEL, UNMOVED, _difference, cluster_balance, compare_balance
-from analysis.balance.questions import Units
+from analysis.balance.questions import QuestionUnits
 from analysis.balance.results import Difference, MetricBalance
 
 
@@ -393,7 +393,7 @@ def test_means_of_duplicates_in_another_order_are_equal():
     # 0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 in floating point.
     a, b = np.tile([0.1, 0.2, 0.3], 12), np.tile([0.3, 0.2, 0.1], 12)
     label, group = np.repeat([0, 1], 18), np.repeat(np.arange(12), 3)
-    assert (Units.of(a, label, group).score != Units.of(b, label, group).score).all()
+    assert (QuestionUnits.of(a, label, group).score != QuestionUnits.of(b, label, group).score).all()
     found = compare_balance(a, b, label, group=group, resamples=99)
     assert found.cluster_p.tolist() == [1, 1]
     assert (found.metrics["mean"].interval, found.metrics["mean"].p, found.question_accuracy.p) == (None, None, None)

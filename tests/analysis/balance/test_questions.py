@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from analysis.balance.questions import BOOTSTRAP, PERMUTE, SWAP, Units, chunks, generator, permuted, swapped
+from analysis.balance.questions import BOOTSTRAP, PERMUTE, SWAP, QuestionUnits, chunks, generator, permuted, swapped
 
 LABEL = np.array([0, 0, 0, 2, 2, -1, 5])
 
@@ -24,7 +24,7 @@ def slow_sums(units, score):
 
 
 def test_units_without_duplicates():
-    units = Units.of([1, 0, 0.5, 1, 1, 0, 0.25], LABEL)
+    units = QuestionUnits.of([1, 0, 0.5, 1, 1, 0, 0.25], LABEL)
     assert units.names.tolist() == [0, 2, 5]
     assert units.clusters == 3
     assert len(units) == 6
@@ -38,18 +38,18 @@ def test_units_without_duplicates():
 def test_duplicates_of_a_cluster_are_one_unit_of_their_weight():
     # 7 is in clusters 0 and 2: grouped within each, not across.
     group = np.array([7, 7, 7, 7, 1, 2, 3])
-    units = Units.of([1, 0, 1, 1, 0, 0, 1], LABEL, group)
+    units = QuestionUnits.of([1, 0, 1, 1, 0, 0, 1], LABEL, group)
     assert units.weight.tolist() == [3, 1, 1, 1]
     assert units.score[0] == pytest.approx(2 / 3)
     assert units.size.tolist() == [3, 2, 1]
     assert units.count.tolist() == [1, 2, 1]
     # Kish: three copies say as much as one, whatever their weight.
     assert units.effective.tolist() == [1, 2, 1]
-    assert Units.of([1, 0, 1], [0, 0, 0], [0, 0, 1]).effective.tolist() == [pytest.approx(9 / 5)]
+    assert QuestionUnits.of([1, 0, 1], [0, 0, 0], [0, 0, 1]).effective.tolist() == [pytest.approx(9 / 5)]
 
 
 def test_units_of_noise_alone_are_empty():
-    assert len(Units.of([1, 0], [-1, -1])) == 0
+    assert len(QuestionUnits.of([1, 0], [-1, -1])) == 0
 
 
 @pytest.mark.parametrize("weights", [[1] * 6, [2, 1, 1, 1, 1, 3]])
@@ -57,7 +57,7 @@ def test_units_of_noise_alone_are_empty():
 def test_permutations_by_counts_have_the_law_of_all_permutations(score, weights):
     label = np.repeat([0, 0, 0, 1, 1, 2], weights)
     group = np.repeat(np.arange(6), weights)
-    units = Units.of(np.repeat(score, weights), label, group)
+    units = QuestionUnits.of(np.repeat(score, weights), label, group)
     expected = Counter(slow_sums(units, dealt) for dealt in itertools.permutations(units.score))
     total = sum(expected.values())
     draws = 15_000
@@ -79,7 +79,7 @@ def test_many_distinct_scores_are_permuted_one_by_one():
     label = np.repeat(np.arange(5), 10)
     group = np.arange(50)
     group[:3] = 0
-    units = Units.of(rng.random(50), label, group)
+    units = QuestionUnits.of(rng.random(50), label, group)
     weighted, plain, squares = joined(permuted(units, 4000, generator(3, PERMUTE)))
     assert plain.sum(axis=1) == pytest.approx(np.full(4000, units.score.sum()))
     assert squares == pytest.approx(np.full(4000, np.square(units.score).sum()))
@@ -97,8 +97,8 @@ def test_swaps_have_the_law_of_all_swaps(weights):
     first = np.array([0, 1, 0.5, 1, 0])
     second = np.array([1, 1, 0.25, 0, 1])
     label, group = np.repeat([0, 0, 0, 1, 1], weights), np.repeat(np.arange(5), weights)
-    a = Units.of(np.repeat(first, weights), label, group)
-    b = Units.of(np.repeat(second, weights), label, group)
+    a = QuestionUnits.of(np.repeat(first, weights), label, group)
+    b = QuestionUnits.of(np.repeat(second, weights), label, group)
     expected = Counter()
     for swap in itertools.product([False, True], repeat=5):
         x, y = np.where(swap, second, first), np.where(swap, first, second)
@@ -123,7 +123,7 @@ def test_swaps_have_the_law_of_all_swaps(weights):
 
 
 def test_swaps_of_equal_runs_change_nothing():
-    units = Units.of([1, 0, 1], [0, 0, 1])
+    units = QuestionUnits.of([1, 0, 1], [0, 0, 1])
     for x, y in swapped(units, units, 100, generator(0, SWAP)):
         assert (x.weighted == units.sums().weighted).all()
         assert (y.weighted == x.weighted).all()
@@ -145,7 +145,7 @@ def test_chunks_add_up():
 
 
 def test_scores_that_differ_by_rounding_are_not_swapped():
-    one, other = Units.of([0.1 + 0.2, 1], [0, 0]), Units.of([0.3, 0], [0, 0])
+    one, other = QuestionUnits.of([0.1 + 0.2, 1], [0, 0]), QuestionUnits.of([0.3, 0], [0, 0])
     assert one.score[0] != other.score[0]
     (_, own), *_ = swapped(one, other, 400, generator(0, SWAP))
     assert set((own.plain[:, 0] - 0.3).round(12).tolist()) == {0, 1}

@@ -16,7 +16,7 @@ from analysis import (
     step_coherence,
     step_coherence_blocks,
 )
-from analysis.coherence.plots import UNDEFINED_GREY, block_means
+from analysis.coherence.plots import UNDEFINED_GRAY, block_means
 from analysis.drawing import plain_text
 
 
@@ -73,11 +73,11 @@ def test_limit_ignores_the_diagonal_and_covers_all_runs():
     assert shared_limit([np.ones((1, 1))]) == 1.0
 
 
-def test_heat_map_is_centred_at_zero_and_names_undefined_cells():
+def test_heat_map_is_centered_at_zero_and_names_undefined_cells():
     figure, axes = heat_map(coherence(12, undefined=[3]), limit=0.5, title="run")
     (image,) = axes.images
     assert image.get_clim() == (-0.5, 0.5)
-    assert image.cmap.get_bad()[:3] == pytest.approx(tuple(int(UNDEFINED_GREY[i : i + 2], 16) / 255 for i in (1, 3, 5)))
+    assert image.cmap.get_bad()[:3] == pytest.approx(tuple(int(UNDEFINED_GRAY[i : i + 2], 16) / 255 for i in (1, 3, 5)))
     assert "undefined" in axes.get_legend().get_texts()[0].get_text()
     assert axes.get_xlabel() == axes.get_ylabel() == "step"
     assert len(figure.axes) == 2
@@ -140,7 +140,7 @@ def test_runs_are_compared_on_one_scale_with_one_bar():
 def test_own_axes_are_used():
     figure = Figure(layout="compressed")
     left, right = figure.subplots(1, 2)
-    assert heat_map(coherence(5), limit=1.0, colour_bar=False, ax=left) == (figure, left)
+    assert heat_map(coherence(5), limit=1.0, color_bar=False, ax=left) == (figure, left)
     assert batch_coherence_series({"a": series([0.1, 0.2])}, ax=right) == (figure, right)
     other = Figure()
     _, axes = coherence_heat_maps({"a": coherence(5), "b": coherence(6)}, ax=other.subplots(1, 2))

@@ -13,7 +13,7 @@ from analysis.locality.association import (
     matrix_inflation,
     series_inflation,
 )
-from analysis.locality.redraw import Draw, Redraws
+from analysis.locality.redraw import PlanDraw, Redraws
 from analysis.locality.redraw_tests import run_tests
 from sdo import SDO, Embeddings, Uniform
 
@@ -138,12 +138,12 @@ def test_linked_variance_equals_a_sum_over_pairs_of_pairs(embeddings):
     sketch = np.random.default_rng(4).normal(size=(T, 6))
     mean, products, shared, scale = slow_matrix(draw, sketch)
     linked = {(t, s) for pair in shared for t, s in (pair, pair[::-1])} | {(t, t) for t in range(T)}
-    centred = {pair: value - mean * scale for pair, value in products.items()}
+    centered = {pair: value - mean * scale for pair, value in products.items()}
     total = 0.0
-    for (a, b), (c, d) in itertools.product(centred, repeat=2):
+    for (a, b), (c, d) in itertools.product(centered, repeat=2):
         # Two pairs of steps are linked if their steps are, one by one, in either order.
         ways = ((a, c) in linked and (b, d) in linked) + ((a, d) in linked and (b, c) in linked)
-        total += ways * centred[a, b] * centred[c, d]
+        total += ways * centered[a, b] * centered[c, d]
     expected = total / (len(products) * scale) ** 2
     assert MatrixDesign(draw).linked_variance(StepGradients(sketch)) == pytest.approx(expected, rel=2e-4)
 
@@ -210,7 +210,7 @@ def test_a_draw_in_which_all_steps_share_a_sample_has_no_statistic():
 
 
 def test_undefined_cosines_give_no_series():
-    draw = Draw(
+    draw = PlanDraw(
         step=np.arange(30),
         organizer_epoch=np.zeros(30, dtype=int),
         cosine=np.where(np.arange(30) == 7, np.nan, np.sin(np.arange(30))),

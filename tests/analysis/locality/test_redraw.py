@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from analysis import Run
-from analysis.locality.redraw import Draw, Redraws, find_embeddings, recorded_plan
+from analysis.locality.redraw import PlanDraw, Redraws, find_embeddings, recorded_plan
 from analysis.run_folder.recorded import flat_batches
 from sdo import SDO, Embeddings, InputError, Uniform
 
@@ -42,7 +42,7 @@ def test_a_draw_equals_the_slow_description(saved, steps):
     plan = SDO(saved, seed=5).plan(4)
     batches = plan.batches(0, 14)
     epoch = np.array([plan.epoch_of(step).organizer_epoch for step in range(14)])
-    draw = Draw.of(*flat_batches(batches), epoch, steps, saved)
+    draw = PlanDraw.of(*flat_batches(batches), epoch, steps, saved)
     cosine, centroid, exposure, sharing = slow_draw(batches, steps, saved.unit)
     assert draw.cosine == pytest.approx(cosine, abs=1e-12)
     assert draw.centroid == pytest.approx(centroid, abs=1e-6)
@@ -56,8 +56,8 @@ def test_a_draw_equals_the_slow_description(saved, steps):
 def test_some_steps_of_a_draw_are_the_draw_of_these_steps(saved, positions):
     plan = SDO(saved, seed=5).plan(4)
     batches, epoch, steps = plan.batches(0, 30), np.zeros(30, dtype=int), np.arange(1, 29, 2)
-    some = Draw.of(*flat_batches(batches), epoch, steps, saved).take(positions)
-    alone = Draw.of(*flat_batches(batches), epoch, steps[positions], saved)
+    some = PlanDraw.of(*flat_batches(batches), epoch, steps, saved).take(positions)
+    alone = PlanDraw.of(*flat_batches(batches), epoch, steps[positions], saved)
     for name in ("step", "organizer_epoch", "cosine", "centroid", "exposure", "sharing"):
         assert np.array_equal(getattr(some, name), getattr(alone, name)), name
 
@@ -66,10 +66,10 @@ def test_embeddings_without_direction_are_left_out_of_a_draw():
     matrix = np.array([[1.0, 0], [0, 1], [0, 0], [-1, 0], [1, 0]])
     embeddings = Embeddings.from_array(matrix)
     batches = np.array([[0, 1, 2], [0, 2, 3], [4, 2, 1]])
-    draw = Draw.of(*flat_batches(batches), np.zeros(3, dtype=int), np.arange(3), embeddings)
+    draw = PlanDraw.of(*flat_batches(batches), np.zeros(3, dtype=int), np.arange(3), embeddings)
     assert draw.cosine.tolist() == [0.0, -1.0, 0.0]
     assert draw.centroid[1].tolist() == [0.0, 0.0]
-    single = Draw.of(*flat_batches(np.array([[2, 0]])), np.zeros(1, dtype=int), np.arange(1), embeddings)
+    single = PlanDraw.of(*flat_batches(np.array([[2, 0]])), np.zeros(1, dtype=int), np.arange(1), embeddings)
     assert np.isnan(single.cosine[0])
 
 

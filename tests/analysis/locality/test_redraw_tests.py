@@ -12,8 +12,8 @@ def test_p_counts_re_draws_as_far_from_their_mean():
     rng = np.random.default_rng(0)
     for inflation in (1.0, 1.7):
         others, value = rng.normal(0.3, 1, 99), 1.4
-        centre = sum(others) / 99
-        far = sum(abs(one - centre) >= abs(value - centre) / inflation for one in others)
+        center = sum(others) / 99
+        far = sum(abs(one - center) >= abs(value - center) / inflation for one in others)
         assert redraw_p(value, others, inflation) == (1 + far) / 100
     assert redraw_p(1e9, np.arange(999)) == 1 / 1000
     assert redraw_p(-1e9, np.arange(999)) == 1 / 1000

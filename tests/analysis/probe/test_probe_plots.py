@@ -35,7 +35,7 @@ def test_a_row_a_signal_with_what_was_found():
         assert name.replace("$", r"\$") in curve.get_title()
         assert f"{one.slope.value:+.3f}" in curve.get_title()
         drawn = [(line.get_xdata(), line.get_ydata()) for line in curve.get_lines()]
-        for binned in (one.curve, one.neighbours):
+        for binned in (one.curve, one.neighbors):
             assert any(len(x) == len(binned.x) and np.allclose(y, binned.y) for x, y in drawn)
         assert one.verdict.outcome in arms.get_title()
         assert [label.get_text() for label in arms.get_yticklabels()] == ["SDO", "SDO, random locality", "uniform"]

@@ -19,8 +19,8 @@ from sdo import SDO, Embeddings
 
 B = 4
 RNG = np.random.default_rng(5)
-CENTRES = RNG.normal(size=(30, 6))
-EMBEDDINGS = Embeddings.from_array(CENTRES[RNG.integers(30, size=200)] + 0.3 * RNG.normal(size=(200, 6)))
+CENTERS = RNG.normal(size=(30, 6))
+EMBEDDINGS = Embeddings.from_array(CENTERS[RNG.integers(30, size=200)] + 0.3 * RNG.normal(size=(200, 6)))
 PLAN = SDO(EMBEDDINGS, k=2, seed=1).plan(B)
 
 
@@ -213,7 +213,7 @@ def test_curves_are_binned_means(material):
     ids = [int(i) for i in design.curve_ids if i in slow.ok]
     both = [
         (found.curve, list(itertools.combinations(ids, 2))),
-        (found.neighbours, [p for batch in slow.batches("sdo") for p in itertools.combinations(batch, 2)]),
+        (found.neighbors, [p for batch in slow.batches("sdo") for p in itertools.combinations(batch, 2)]),
     ]
     for binned, pairs in both:
         x, y = (np.array([f(i, j) for i, j in pairs]) for f in (slow.embedding_cosine, slow.gradient_cosine))

@@ -20,14 +20,14 @@ from analysis import (
     exposure_entry,
     given_labels,
     run_exposure,
-    summarise_balance,
+    summarize_balance,
 )
 from analysis.balance.words import CAVEAT, WORDS
 from analysis.coherence.plots import coherence_heat_maps
 from analysis.report import build_report
 from analysis.report.material import ReportMaterial
 from analysis.report.seeds import seeds_section
-from analysis.report.settings import kinds_of_run
+from analysis.report.settings import arms_of
 from analysis.run_folder.curves import evaluation_curves
 from sdo import Embeddings, Uniform
 
@@ -318,7 +318,7 @@ def predictions():
         Predictions("after", np.arange(120), (rng.random(120) < 0.8).astype(float)),
     ]
     texts = [f"{MARKUP} question {i} about topic{label[i]}" for i in range(120)]
-    return lambda **options: summarise_balance(
+    return lambda **options: summarize_balance(
         runs, given_labels(label), prompts=Prompts.of(texts), resamples=199, **options
     )
 
@@ -370,7 +370,7 @@ def test_the_weakest_clusters_come_with_three_prompts(predictions):
 def test_one_cluster_is_no_balance():
     score = np.arange(12) % 2.0
     runs = [Predictions(name, np.arange(12), one) for name, one in (("before", score), ("after", 1 - score))]
-    summary = summarise_balance(runs, given_labels(np.zeros(12, dtype=int)), resamples=99)
+    summary = summarize_balance(runs, given_labels(np.zeros(12, dtype=int)), resamples=99)
     page = build_report({}, balance=summary).html
     assert "balance undetermined (it needs at least two clusters)" in page
     assert "No homogeneity test for before and after: it needs at least two clusters." in page
@@ -400,7 +400,7 @@ def test_exposure_counts_are_those_of_the_batches_under_the_names_of_the_command
 
 
 @pytest.fixture
-def organised(make_training, tmp_path):
+def organized(make_training, tmp_path):
     """A run that followed a uniform plan of 40 samples for 300 steps, with the embeddings it names."""
     matrix = np.random.default_rng(1).normal(size=(40, 6))
     np.save(tmp_path / "E.npy", matrix)
@@ -412,8 +412,8 @@ def organised(make_training, tmp_path):
     return Run.open(writer.path)
 
 
-def test_locality_is_tested_against_the_runs_own_plan(organised):
-    report = build_report({"planned": organised}, redraws=39)
+def test_locality_is_tested_against_the_runs_own_plan(organized):
+    report = build_report({"planned": organized}, redraws=39)
     entry = report.numbers["sections"]["locality"]["runs"]["planned"]
     series = entry["signals"]["hidden"]["series"]
     page = Page(report.html)
@@ -424,8 +424,8 @@ def test_locality_is_tested_against_the_runs_own_plan(organised):
     assert report.failed == ()
 
 
-def test_locality_without_embeddings_says_which_run_lacks_them(runs, organised):
-    sections = build_report({**runs, "planned": organised}, redraws=0).numbers["sections"]
+def test_locality_without_embeddings_says_which_run_lacks_them(runs, organized):
+    sections = build_report({**runs, "planned": organized}, redraws=0).numbers["sections"]
     entries = sections["locality"]["runs"]
     assert "planned" in entries
     assert entries["sdo"]["signals"] is None
@@ -532,9 +532,9 @@ def of_dataset(make_training, name, fingerprint, seed=1, organizer="sdo"):
 
 def test_fingerprints_of_one_process_are_not_compared(make_training):
     runs = {name: of_dataset(make_training, name, 4 * name) for name in ("abcd", "cdef", "fade")}
-    assert kinds_of_run(runs) == {"sdo": ["abcd", "cdef", "fade"]}
+    assert arms_of(runs) == {"sdo": ["abcd", "cdef", "fade"]}
     runs["new"] = of_dataset(make_training, "new", 64 * "a")
-    assert kinds_of_run(runs) == {"sdo": ["abcd", "cdef", "fade", "new"]}
+    assert arms_of(runs) == {"sdo": ["abcd", "cdef", "fade", "new"]}
     alerts = build_report(runs).numbers["alerts"]
     assert not [alert for alert in alerts if "differ in more than" in alert]
     assert [alert for alert in alerts if "not known: run.json of abcd, cdef and fade has no SHA-256" in alert]
@@ -542,7 +542,7 @@ def test_fingerprints_of_one_process_are_not_compared(make_training):
 
 def test_contents_of_datasets_are_compared(make_training):
     runs = {name: of_dataset(make_training, f"run-{name}", 64 * name) for name in "ab"}
-    assert list(kinds_of_run(runs).values()) == [["a"], ["b"]]
+    assert list(arms_of(runs).values()) == [["a"], ["b"]]
     assert "dataset is aaaaaaaaaaaaaaaa in a and bbbbbbbbbbbbbbbb in b." in "".join(
         build_report(runs).numbers["alerts"]
     )
@@ -557,7 +557,7 @@ def test_runs_of_other_embeddings_or_models_are_other_kinds(make_training):
 
     changed = [{"embeddings": "b"}, {"batch_size": 4}, {"model": {"parameters": 7}}, {"trainer": {"learning_rate": 1}}]
     runs = {f"r{i}": run(f"r{i}", **changes) for i, changes in enumerate([{}, *changed])}
-    assert list(kinds_of_run(runs).values()) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
+    assert list(arms_of(runs).values()) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
 
 
 def test_names_keep_their_hyphens(make_training):

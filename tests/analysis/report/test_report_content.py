@@ -6,7 +6,7 @@ from analysis.estimates import Estimate
 from analysis.report.content import DASH, join, number, some
 from analysis.report.locality import _clouds, _sentence
 from analysis.report.material import ReportMaterial
-from analysis.report.settings import drawn_runs
+from analysis.report.settings import plotted_runs
 
 
 def test_numbers_have_a_true_minus_and_a_dash_with_its_reason():
@@ -46,9 +46,9 @@ def of_kinds(**counts):
 
 def test_runs_are_drawn_of_each_kind_in_turn():
     runs = of_kinds(a=1, b=5, c=3)
-    assert drawn_runs(list(runs), runs, 6) == ["a0", "b0", "b1", "b2", "c0", "c1"]
-    assert drawn_runs(list(runs)[::-1], runs, 2) == ["c2", "b4"]
-    assert drawn_runs(list(runs), runs, 20) == list(runs)
+    assert plotted_runs(list(runs), runs, 6) == ["a0", "b0", "b1", "b2", "c0", "c1"]
+    assert plotted_runs(list(runs)[::-1], runs, 2) == ["c2", "b4"]
+    assert plotted_runs(list(runs), runs, 20) == list(runs)
 
 
 def test_few_clouds_are_drawn_and_the_last_says_how_to_see_the_others(monkeypatch):

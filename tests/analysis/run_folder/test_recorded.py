@@ -9,7 +9,7 @@ import pytest
 
 from analysis import Run, compare_seeds, pair_runs, run_exposure, run_locality
 from analysis.locality.association import SeriesDesign, SeriesTest
-from analysis.locality.redraw import Draw, recorded_plan
+from analysis.locality.redraw import PlanDraw, recorded_plan
 from analysis.run_folder.curves import evaluations, rewards, training
 from analysis.run_folder.overview import mean_within_batch_cosine
 from analysis.run_folder.recorded import (
@@ -159,7 +159,7 @@ def test_the_number_of_a_series_is_of_steps_with_two_prompts(make_generated, pla
     coherence = found.coherence[np.isin(found.step, usable)]
     values = [
         SeriesTest(usable, coherence).of(
-            SeriesDesign(Draw.of(*flat_batches(batches), epochs, usable, embeddings, steps_per_batch=n)), -1
+            SeriesDesign(PlanDraw.of(*flat_batches(batches), epochs, usable, embeddings, steps_per_batch=n)), -1
         )[0]
         for n in (4, 1)
     ]
@@ -179,7 +179,7 @@ def test_a_draw_of_uneven_batches_counts_generation_batches():
     embeddings = Embeddings.from_array(matrix)
     batches = [np.array(ids) for ids in ([0, 1], [1, 2, 3], [0, 4], [4, 5, 6], [7, 0])]
     steps = np.array([1, 2, 3, 4])
-    draw = Draw.of(*flat_batches(batches), np.zeros(5, dtype=int), steps, embeddings, steps_per_batch=2)
+    draw = PlanDraw.of(*flat_batches(batches), np.zeros(5, dtype=int), steps, embeddings, steps_per_batch=2)
     unit = embeddings.unit.astype(float)
     for row, step in enumerate(steps):
         ids = batches[step]

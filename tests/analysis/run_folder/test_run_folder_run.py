@@ -205,7 +205,7 @@ def test_wrong_folders_are_refused(tmp_path, make_run):
         with pytest.raises(InputError, match=message):
             Run.open(writer.path)
     writer.info(signals={"hidden": {}})
-    with pytest.raises(InputError, match="no positive 'stored' width"):
+    with pytest.raises(InputError, match=r"signals\.\w+\.stored is .*; expected a whole number from 1"):
         Run.open(writer.path).check()
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from analysis import Run, compare_paired, compare_seeds, compare_unpaired, pair_runs
-from analysis.seeds.compare import label_p, sign_flip_p, smallest_label_p, smallest_sign_flip_p
+from analysis.seeds.differences import label_p, sign_flip_p, smallest_label_p, smallest_sign_flip_p
 from sdo import InputError
 
 
@@ -128,7 +128,7 @@ def test_random_labels_agree_with_all_of_them(monkeypatch):
     rng = np.random.default_rng(2)
     a, b = rng.normal(size=6), rng.normal(0.8, 1, size=7)
     exact = label_p(np.sort(a), np.sort(b))
-    monkeypatch.setattr("analysis.seeds.compare._EXACT_LABELS", 10)
+    monkeypatch.setattr("analysis.seeds.differences._EXACT_LABELS", 10)
     assert label_p(np.sort(a), np.sort(b)) == pytest.approx(exact, abs=0.015)
 
 

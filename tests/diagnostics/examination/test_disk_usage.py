@@ -12,7 +12,7 @@ from sdo import SDO, Uniform
 
 @pytest.fixture(scope="module")
 def forty(kit, tmp_path_factory):
-    """Forty organised steps of two micro-batches, so that everything lies in one part."""
+    """Forty organized steps of two micro-batches, so that everything lies in one part."""
     case = kit.Case(batch=2, accumulation=2, max_steps=40, sample_every=3, sketch_size=512, organizer=True)
     return kit.Recorded(tmp_path_factory.mktemp("forty"), case).train()
 

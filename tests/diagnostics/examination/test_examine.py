@@ -94,7 +94,7 @@ def test_the_plan_is_summed_up(kit, runs, tmp_path):
     assert "tied with lm_head.weight" in str(diagnosis)
 
 
-def test_neighbours_that_rounding_decides_are_named(kit, runs, tmp_path):
+def test_neighbors_that_rounding_decides_are_named(kit, runs, tmp_path):
     recorded = fresh(kit, runs, "tied", tmp_path)
     (left_out,) = doctor(recorded.trainer).organizer["notes"]
     assert "samples have no row in the training dataset" in left_out  # the kit's organizer knows more samples

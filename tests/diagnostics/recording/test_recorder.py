@@ -16,7 +16,8 @@ from transformers import TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder, doctor
-from diagnostics.run_folder.writer import RunLog, StepRow
+from diagnostics.run_folder.rows import StepRow
+from diagnostics.run_folder.writer import RunLog
 from diagnostics.sketches import count_sketch as sketch
 from sdo.errors import InputError
 from sdo.trainers import trainer_types as kinds
@@ -166,12 +167,12 @@ def test_loss_scale_is_the_one_of_the_step(recorded):
         assert row["loss_scale"] == recorded.case.scale(row["step"])
 
 
-def test_a_skipped_update_is_labelled(recorded):
+def test_a_skipped_update_is_labeled(recorded):
     for row in recorded.rows("steps"):
         assert row["skipped"] is (row["step"] == recorded.case.overflow)
 
 
-def test_an_update_skipped_for_another_parameters_sake_is_labelled(kit, tmp_path):
+def test_an_update_skipped_for_another_parameters_sake_is_labeled(kit, tmp_path):
     """The followed gradient is finite then, so that its row alone would not tell."""
     recorded = kit.Recorded(tmp_path, kit.Case(max_steps=3, organizer=True))
 

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from analysis import Run
 from diagnostics.run_folder import writer as runlog
-from diagnostics.run_folder.writer import GradientRow, RunLog, StepRow, check_free
+from diagnostics.run_folder.rows import GradientRow, StepRow
+from diagnostics.run_folder.writer import RunLog, check_free
 from sdo.errors import InputError
 
 K = 6
@@ -357,7 +358,7 @@ def test_signal_names_stay_inside_the_folder(tmp_path, name):
 
 @pytest.mark.parametrize("stored", [0, -1, 2.5, None])
 def test_signals_need_a_length(tmp_path, stored):
-    with pytest.raises(InputError, match=f"stored={stored}"):
+    with pytest.raises(InputError, match=r"stored of signal .*; expected a whole number from 1"):
         RunLog.create(tmp_path / "run", {"signals": {"weight": {"stored": stored}}})
 
 
@@ -661,7 +662,8 @@ def test_killed_while_resuming(tmp_path, monkeypatch, what):
 
 SCRIPT = """
 import os, sys
-from diagnostics.run_folder.writer import RunLog, StepRow
+from diagnostics.run_folder.rows import StepRow
+from diagnostics.run_folder.writer import RunLog
 log = RunLog.create(sys.argv[1], {})
 for step in range(3):
     log.add_step(StepRow(step, None, 0.0, None, None, None, None, 1.0, False, 1, 0.1, 0.0, [step]))

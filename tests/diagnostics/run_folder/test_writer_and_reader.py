@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import Run
-from diagnostics.run_folder.writer import GradientRow, RunLog, StepRow
+from diagnostics.run_folder.rows import GradientRow, StepRow
+from diagnostics.run_folder.writer import RunLog
 from sdo import run_format
 from sdo.errors import InputError
 from sdo.run_format import EXPOSURE, GRADIENT_KINDS, GRADIENTS, STEPS, Column, Stream, streams_of

@@ -107,18 +107,18 @@ def of_labels(labels, **more):
     return {**TEXTS, **more, "labels": labels}
 
 
-def labelled(row):
+def labeled(row):
     return sum(label != -100 for label in row["labels"])
 
 
 CASES = {
-    "t5": (t5, of_labels(SPARSE), labelled, lambda m: m.decoder),
-    "bart": (bart, of_labels(SPARSE), labelled, lambda m: m.model),
-    "masked": (bert(tf.BertForMaskedLM), of_labels(SPARSE), labelled, lambda m: m.bert),
+    "t5": (t5, of_labels(SPARSE), labeled, lambda m: m.decoder),
+    "bart": (bart, of_labels(SPARSE), labeled, lambda m: m.model),
+    "masked": (bert(tf.BertForMaskedLM), of_labels(SPARSE), labeled, lambda m: m.bert),
     "tokens": (
         bert(tf.BertForTokenClassification, num_labels=VOCABULARY),
         of_labels(SPARSE),
-        labelled,
+        labeled,
         lambda m: m.bert,
     ),
     "causal": (gpt2, of_labels(SPARSE), lambda row: sum(x != -100 for x in row["labels"][1:]), lambda m: m.transformer),

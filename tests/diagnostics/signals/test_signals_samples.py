@@ -58,7 +58,7 @@ def assert_rows_are_right(kit, recorded, signal, names, steps=None):
     ("name", "pattern", "layers"),
     [
         ("fused", DOWN, BOTH),
-        ("tied", DOWN, BOTH),  # clipped, organised, two micro-batches, ids that are no positions
+        ("tied", DOWN, BOTH),  # clipped, organized, two micro-batches, ids that are no positions
         ("bf16", DOWN, BOTH),
         ("reentrant", "model.layers.0.self_attn.q_proj.weight", ["model.layers.0.self_attn.q_proj.weight"]),
         ("not_reentrant", DOWN, BOTH),

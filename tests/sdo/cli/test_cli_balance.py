@@ -27,7 +27,7 @@ def read(out):
 def _pictures_where_wanted(request, monkeypatch):
     """Drawing takes most of the time: only tests that ask for `pictures` draw."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(balance, "_draw", lambda *_: outputs.Parts("balance"))
+        monkeypatch.setattr(balance, "_plot", lambda *_: outputs.Outputs("balance"))
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_names_of_runs(tmp_path, monkeypatch, argv, names):
         ("sdo.jsonl sdo.jsonl --labels L.npy --out out", "came twice"),
         ("a=sdo.jsonl a=uniform.jsonl --labels L.npy --out out", "two runs are called 'a'"),
         ("x.jsonl --labels L.npy --out out", "no such file or folder"),
-        ("sdo.jsonl --labels L.npy --seed -1 --out out", "--seed -1"),
+        ("sdo.jsonl --labels L.npy --seed -1 --out out", "--seed is -1"),
         ("sdo.jsonl --labels L.npy --near-duplicate 0 --out out", "--near-duplicate 0.0"),
         ("sdo.jsonl --labels L.npy --near-duplicate nan --out out", "--near-duplicate nan"),
         ("sdo.jsonl --labels L.npy --step 5 --out out", "--step 5: it is for run folders, and none came"),

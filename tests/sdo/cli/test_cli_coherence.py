@@ -212,7 +212,7 @@ def test_wrong_input_writes_nothing(runs, tmp_path):
         ((runs[0], other.path), "no signal in common"),
         ((runs[0], "--signal", "head"), "no signal 'head'"),
         ((cut,), part.name),
-        ((runs[0], "--smooth", "0"), "--smooth 0"),
+        ((runs[0], "--smooth", "0"), "--smooth is 0"),
         ((*runs, "--smooth", "13"), "--smooth 13: .*uniform has 12 steps; expected at most as many"),
     ):
         with pytest.raises(InputError, match=message):

@@ -14,7 +14,7 @@ pytest.importorskip("trl", reason="the demo needs the extra train")
 
 from sdo.cli import demo
 from sdo.cli.main import main
-from sdo.demo import summary as demo_summary
+from sdo.demo.families import same_family_share
 from sdo.demo.folder import DemoFolder
 
 STEPS, PROBLEMS = 8, 48
@@ -45,21 +45,19 @@ def problems(out):
     return [json.loads(line) for line in (out / "train.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def cells(summary):
-    """Return the table of the summary: label -> (uniform, sdo)."""
-    rows = [line.strip("|").split("|") for line in summary.splitlines() if line.startswith("| ")]
-    return {row[0].strip(): (row[1].strip(), row[2].strip()) for row in rows}
+def report_of(out):
+    return json.loads((out / "report.json").read_text(encoding="utf-8"))
 
 
 def files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_prints_stages_and_the_summary_and_nothing_else(made):
+def test_prints_stages_the_table_of_coherence_and_what_stands_first_in_the_report(made):
     out, status, printed, err = made
     assert status == 0
     assert err == ""
-    stages, _, summary = printed.partition("\n\n")
+    stages, _, rest = printed.partition("\n\n")
     assert [line[9:].split(":")[0].split(",")[0] for line in stages.splitlines()] == [
         "loading torch and TRL",
         "writing 48 word problems to train on and their embeddings",
@@ -71,7 +69,16 @@ def test_prints_stages_and_the_summary_and_nothing_else(made):
         "done",
     ]
     assert all(line.startswith("[") and line[5:9] == " s] " for line in stages.splitlines())
-    assert summary == (out / "summary.md").read_text(encoding="utf-8")
+    table, _, said = rest.partition("What stands first in the report:\n")
+    batch = json.loads((out / "coherence" / "coherence.json").read_text())["runs"][1]["signals"]["hidden"]
+    (line,) = [line for line in table.splitlines() if line.split()[:2] == ["sdo", "hidden"]]
+    assert f"{batch['batch_coherence']['mean']:+.3f}" in line.split()
+    said = " ".join(said.split())
+    report = report_of(out)
+    for text in (*(finding["words"] for finding in report["verdict"]), *report["alerts"]):
+        assert f"- {text}" in said
+    assert f"sdo demo --out {out}-seed-1 --seed 1" in said
+    assert f"--batch-size {demo.BATCH} " in said
 
 
 def test_both_runs_are_recorded_under_the_same_conditions(made):
@@ -104,55 +111,38 @@ def test_the_problems_match_the_embeddings_and_do_not_overlap(made):
     assert not {row["prompt"] for row in rows} & {row["prompt"] for row in held_out}
 
 
-def test_the_summary_says_what_the_files_hold(made):
+def test_the_report_says_which_families_a_batch_holds(made):
     out = made[0]
-    shown = cells((out / "summary.md").read_text(encoding="utf-8"))
     families = [row["family"] for row in problems(out)]
-    rows = np.load(out / "embeddings.npy").astype(np.float64)
-    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    report = json.loads((out / "coherence" / "coherence.json").read_text())
-    for column, name in enumerate(demo.NAMES):
-        value = {label: pair[column] for label, pair in shown.items()}
+    section = report_of(out)["sections"]["families"]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    for name in demo.NAMES:
         batches = [row["sample_ids"] for row in table(out / name / "steps")]
         pairs = [list(itertools.combinations(ids, 2)) for ids in batches]
-        flat = [i for ids in batches for i in ids]
-        counts = [flat.count(i) for i in range(PROBLEMS)]
-        assert value["steps"] == str(STEPS)
-        assert value["distinct samples seen, of 48"] == str(len(set(flat)))
-        assert value["times a sample was seen"] == f"{min(counts)} to {max(counts)}"
-        cosine = np.mean([np.mean([unit[i] @ unit[j] for i, j in one]) for one in pairs])
-        assert float(value["within-batch cosine of embeddings"]) == pytest.approx(cosine, abs=6e-4)
         same = np.mean([np.mean([families[i] == families[j] for i, j in one]) for one in pairs])
-        assert value["pairs of one family within a batch"] == f"{same:.1%}"
-        losses = table(out / name / "evaluations")
-        ends = [np.mean([row["score"] for row in losses if row["step"] == step]) for step in (0, STEPS)]
-        assert value["held-out loss, start -> end"] == f"{ends[0]:.3f} -> {ends[1]:.3f}"
-        sketches = [
-            np.array(row["sketch"]) for row in table(out / name / "gradients" / "hidden") if row["kind"] == "step"
-        ]
-        directions = [sketch / np.linalg.norm(sketch) for sketch in sketches]
-        mean = np.mean([a @ b for a, b in itertools.combinations(directions, 2)])
-        assert float(value["step coherence, hidden"]) == pytest.approx(mean, abs=6e-4)
-        batch = report["runs"][column]["signals"]["hidden"]["batch_coherence"]
-        assert value["batch coherence, hidden (samples)"] == f"{batch['mean']:.3f}"
-        assert batch["between"] == "samples"
-        assert value["recorder's share of step time"].endswith("%")
+        assert section["pairs_of_one_family"][name] == pytest.approx(same)
+        assert f"{same:.1%}" in page
+    assert section["chance"] == pytest.approx(
+        np.mean([one == other for one, other in itertools.combinations(families, 2)])
+    )
+    assert "trained twice from the same weights" in page
+    assert section["pairs_of_one_family"]["uniform"] < 0.2 < section["pairs_of_one_family"]["sdo"]
 
 
-def test_sdo_groups_the_families_and_uniform_does_not(made):
-    shown = cells((made[0] / "summary.md").read_text(encoding="utf-8"))
-    uniform, sdo = (float(value.rstrip("%")) for value in shown["pairs of one family within a batch"])
-    assert uniform < 20 < sdo
+def test_pairs_of_one_family():
+    assert same_family_share([0, 1, 2], ["a", "a", "b"]) == pytest.approx(1 / 3)
+    assert same_family_share([0, 1], ["a", "a", "b"]) == 1.0
+    assert same_family_share([2, 0], ["a", "a", "b"]) == 0.0
 
 
 def test_the_report_holds_both_runs(made):
     out, _, printed, _ = made
-    page, numbers = (out / "report.html").read_text(), json.loads((out / "report.json").read_text())
+    page, numbers = (out / "report.html").read_text(), report_of(out)
     assert str(out / "report.html") in printed
     assert len(page) < 1_000_000
     assert "<script" not in page
     shown = [key for key, part in numbers["sections"].items() if part["state"] == "shown"]
-    assert shown == ["training", "coherence", "locality", "exposure", "provenance", "reproduce"]
+    assert shown == ["families", "training", "coherence", "locality", "exposure", "provenance", "reproduce"]
     assert list(numbers["sections"]["exposure"]["runs"]) == ["uniform", "sdo"]
 
 
@@ -161,10 +151,10 @@ def test_pictures_are_there_and_show_something(made):
     for signal in ("weight", "hidden"):
         for kind in ("step", "batch"):
             path = out / "coherence" / f"{kind}-coherence-{signal}.png"
-            assert str(path) in printed
+            assert path.name in printed
             pixels = np.asarray(Image.open(path).convert("RGB"))
             assert min(pixels.shape[:2]) > 300
-            # Neither blank nor a mere message in black and grey.
+            # Neither blank nor a mere message in black and gray.
             assert (np.ptp(pixels.astype(int), axis=2) > 60).sum() > 200
 
 
@@ -174,60 +164,11 @@ def test_every_file_is_listed(made):
     assert {out / name for name in listed} == {path for path in out.rglob("*") if path.is_file()} - {out / "demo.json"}
 
 
-def entry(cosine=0.1, step=0.1, batch=0.1):
-    step_values = {"mean": step, "lag_one": step, "sharing": step, "disjoint": None} if step is not None else None
-    signal = {"step_coherence": step_values, "batch_coherence": {"mean": batch}, "sketch_check": None}
-    signals = {"hidden": signal, "weight": signal}
-    return {"within_batch_cosine": cosine, "signals": signals, "recorder_share": None}
-
-
-def outcome(seen=(1, 1), held_out=(2.0, 1.0), **values):
-    return demo_summary.Outcome(entry(**values), 3, np.array(seen), 0.5, (0.3, None), held_out)
-
-
-@pytest.mark.parametrize(
-    ("sdo", "words"),
-    [
-        (outcome(), ("as alike", "agree as much", "steps agree as much", "SDO's is the same")),
-        (
-            outcome(cosine=0.2, step=0.2, batch=0.2, held_out=(2.0, 1.1)),
-            ("more alike", "agree more", "steps agree more", "SDO's is higher"),
-        ),
-        (
-            outcome(cosine=0.0, step=-0.2, batch=0.0, held_out=(2.0, 0.9)),
-            ("less alike", "agree less", "steps agree less", "SDO's is lower"),
-        ),
-        (
-            outcome(cosine=None, step=None, batch=None, held_out=(None, None)),
-            ("to an unknown degree", "agree to an unknown degree", "- against 0.100", "SDO's is not comparable"),
-        ),
-    ],
-)
-def test_the_words_follow_the_numbers(sdo, words):
-    texts = demo_summary._findings(outcome(), sdo, ["a", "a", "b"])
-    for text, word in zip(texts, words, strict=True):
-        assert word in text
-    assert "chance gives 33.3%" in texts[0]
-    assert "0.100 -> -" not in demo_summary._table(outcome(), sdo)
-
-
-def test_seen_samples_and_undefined_numbers_in_the_table():
-    sdo = outcome(seen=(0, 3, 2), cosine=None)
-    shown = cells(demo_summary._table(outcome(seen=(2, 2, 1)), sdo))
-    assert shown["distinct samples seen, of 3"] == ("3", "2")
-    assert shown["times a sample was seen"] == ("1 to 2", "0 to 3")
-    assert shown["within-batch cosine of embeddings"] == ("0.100", "-")
-    assert shown["error of a sketched cosine, weight: rms, largest"] == ("-, -", "-, -")
-    assert cells(demo_summary._table(outcome(step=-0.0001), sdo))["step coherence, hidden"][0] == "0.000"
-    assert outcome(seen=(2, 2)).times == "2"
-    assert "0 to 3 times (2 distinct samples) under SDO" in demo_summary._limits(outcome(), sdo)[-1]
-
-
 @pytest.mark.parametrize("sizes", [["--steps", "1"], ["--problems", "15"], ["--problems", "2001"], ["--seed", "-1"]])
 def test_refuses_options_out_of_range(sizes, tmp_path):
     status, out, err = call("--out", tmp_path / "demo", *sizes)
     assert (status, out) == (2, "")
-    assert err.startswith(f"sdo demo: {sizes[0]} {sizes[1]}: expected a whole number from ")
+    assert err.startswith(f"sdo demo: {sizes[0]} is {sizes[1]}; expected a whole number from ")
     assert not list(tmp_path.iterdir())
 
 
@@ -248,7 +189,7 @@ def test_refuses_a_folder_in_use(tmp_path):
     ("name", "content", "says"),
     [
         ("uniform/run.json", "{}", "run.json stands where the demo would write"),
-        ("summary.md", "mine", "summary.md stands where"),
+        ("report.html", "mine", "report.html stands where"),
         ("coherence/deep/er.txt", "mine", "er.txt stands where"),
         ("demo.json", '{"format": "other", "files": []}', "is not the list of an earlier demo"),
         ("demo.json", "{", "is not the list of an earlier demo"),
@@ -322,12 +263,11 @@ def test_a_list_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 def test_a_failed_part_is_passed_on(tmp_path, monkeypatch, compared, reported):
     # The slow parts are left out: this is about the status alone.
     monkeypatch.setattr(demo, "_train", lambda *args, **kwargs: None)
-    monkeypatch.setattr(demo, "_compare", lambda out: compared)
-    monkeypatch.setattr(demo, "_report", lambda out: reported)
-    monkeypatch.setattr(demo, "summarise", lambda *args: "words\n")
+    monkeypatch.setattr(demo, "_compare", lambda out: (compared, "table\n"))
+    monkeypatch.setattr(demo, "_report", lambda args, section: (reported, "words\n"))
     status, out, _ = call("--out", tmp_path / "demo", *SMALL)
     assert status == 1
-    assert out.endswith("\n\nwords\n")
+    assert "\n\ntable\n\nwords\n\nAll of it on one page" in out
 
 
 # Last, since it changes what the module's tests read.
@@ -336,13 +276,11 @@ def test_overwriting_gives_the_same_again_and_leaves_foreign_files(made):
     (out / "smooth").mkdir()
     (out / "smooth" / "coherence.json").write_text("mine")
     (out / "notes.txt").write_text("mine")
-    before = cells((out / "summary.md").read_text(encoding="utf-8"))
+    before = report_of(out)["sections"]["families"]
     gradients = {name: table(out / name / "gradients" / "weight") for name in demo.NAMES}
     losses = {name: table(out / name / "evaluations") for name in demo.NAMES}
     assert call("--out", out, *SMALL, "--overwrite")[0] == 0
-    again = cells((out / "summary.md").read_text(encoding="utf-8"))
-    timing = "recorder's share of step time"
-    assert {k: v for k, v in again.items() if k != timing} == {k: v for k, v in before.items() if k != timing}
+    assert report_of(out)["sections"]["families"] == before
     for name in demo.NAMES:
         assert table(out / name / "gradients" / "weight") == gradients[name]
         assert table(out / name / "evaluations") == losses[name]

@@ -95,7 +95,7 @@ def test_wrong_input_writes_nothing(runs, tmp_path):
         ((empty.path,), "recorded no gradients"),
         ((runs[0],), cut.name),
         ((runs[1], "--signal", "head"), "no signal 'head'"),
-        ((runs[1], "--redraws", "-1"), "--redraws -1"),
+        ((runs[1], "--redraws", "-1"), "--redraws is -1"),
     ):
         with pytest.raises(InputError, match=message):
             call(*arguments, "--out", out)

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from sdo.cli import main as main_module
-from sdo.cli.main import COMMANDS, build_parser, main
+from sdo.cli.commands import COMMANDS
+from sdo.cli.main import build_parser, main
 from sdo.errors import InputError
 
 
@@ -29,7 +30,7 @@ PLAN = ["plan", "--embeddings", "E.npy", "--batch-size", "8", "--out", "P.parque
         (["--nonsense"], "--nonsense"),
         (["coherence", "--nonsense", "run", "--out", "x"], "unexpected argument '--nonsense'"),
         (["embed", "--nonsense"], "see sdo embed --help"),
-        ([*PLAN, "--neighbours", "4"], "its options are --embeddings, --samples, "),
+        ([*PLAN, "--neighbors", "4"], "its options are --embeddings, --samples, "),
         ([*PLAN, "--delta-tao", "4"], "did you mean '--delta-tau'? its options are"),
         (["probe", "--model", "m"], "sdo probe: the following arguments are required"),
         (["sft", "--nonsense", "1"], "unknown key 'nonsense'"),
@@ -60,20 +61,38 @@ def test_help_has_an_example(capsys, command):
     assert f"example: sdo {command or ''}".rstrip() in text
 
 
+def options_of(command):
+    """Return the parser of one command."""
+    (subparsers,) = (a for a in build_parser(command)._actions if isinstance(a, argparse._SubParsersAction))
+    return subparsers.choices[command]
+
+
+def test_help_shows_a_line_of_each_command_and_imports_none(tmp_path):
+    code = """
+import sys
+from sdo.cli.main import build_parser
+print(build_parser(None).format_help())
+assert not {"numpy", *(f"sdo.cli.{name}" for name in ("plan", "sft", "report"))} & sys.modules.keys()
+"""
+    done = python(tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    for command, line in COMMANDS.items():
+        assert f" {command} {line} " in f"{shown} "
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_explained(command):
     """`--help` is the reference: an option without a word, or without its choices, is a riddle."""
-    (subparsers,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    for action in subparsers.choices[command]._actions:
+    for action in options_of(command)._actions:
         assert action.help or action.choices, action.option_strings
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_example_is_understood(command):
     """An example that its own parser refuses teaches mistakes."""
-    (subparsers,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    words = subparsers.choices[command].epilog.partition("example: sdo ")[2].split()
-    args, rest = build_parser().parse_known_args(words)
+    words = options_of(command).epilog.partition("example: sdo ")[2].split()
+    args, rest = build_parser(command).parse_known_args(words)
     assert args.command == command
     assert rest == [] or args.takes_overrides
 
@@ -203,8 +222,10 @@ def test_the_parser_loads_nothing_heavy(tmp_path):
     """`sdo --help` answers at once."""
     code = """
 import sys
+from sdo.cli.commands import COMMANDS
 from sdo.cli.main import build_parser
-build_parser()
+for command in COMMANDS:
+    build_parser(command)
 print(sorted({"torch", "transformers", "trl", "datasets", "sklearn", "matplotlib", "pandas"} & sys.modules.keys()))
 """
     done = python(tmp_path, code)

@@ -366,13 +366,13 @@ def test_a_failed_write_leaves_no_half_plan(here, capsys, monkeypatch):
     assert sorted(path.name for path in here.iterdir()) == ["E.npy"]
 
 
-def test_neighbours_that_rounding_decides_are_noted(here, capsys):
+def test_neighbors_that_rounding_decides_are_noted(here, capsys):
     rows = 1 + 1e-3 * np.random.default_rng(0).standard_normal((200, 64))
     np.save("close.npy", rows)
-    np.save("centred.npy", rows - rows.mean(axis=0))
+    np.save("centered.npy", rows - rows.mean(axis=0))
     assert plan("--batch-size", 8, "--epochs", 2, embeddings="close.npy", out="p.parquet") == 0
     (note,) = json.loads((here / "p.json").read_text())["notes"]
-    assert "so nearly parallel that rounding to multiples of 2**-24 decides who is a neighbour" in note
+    assert "so nearly parallel that rounding to multiples of 2**-24 decides who is a neighbor" in note
     assert f"\nnote: {note}\n" in capsys.readouterr().out
-    assert plan("--batch-size", 8, "--epochs", 2, embeddings="centred.npy", out="q.parquet") == 0
+    assert plan("--batch-size", 8, "--epochs", 2, embeddings="centered.npy", out="q.parquet") == 0
     assert json.loads((here / "q.json").read_text())["notes"] == []

@@ -267,7 +267,7 @@ def test_an_out_folder_that_holds_other_things_is_left_alone(here, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--samples", "4"], "--samples is 4; expected a number from 16"),
+        (["--samples", "4"], "--samples is 4; expected a whole number from 16"),
         (["--samples", "20"], "samples is 20; expected at least 32"),
         (["--batch-size", "1"], "--batch-size is 1"),
         (["--batch-size", "97"], "batch size 97 is larger than the 96 samples"),

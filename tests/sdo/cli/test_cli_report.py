@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="writes its runs with the recorder's own log")
 
-from diagnostics.run_folder.writer import GradientRow, RunLog, StepRow
+from diagnostics.run_folder.rows import GradientRow, StepRow
+from diagnostics.run_folder.writer import RunLog
 from sdo import Embeddings
 from sdo.cli.main import main
 
@@ -53,7 +54,7 @@ def test_a_page_and_its_numbers_are_written(runs, tmp_path, capsys):
         (["--out", "r.html"], "neither run folders nor --predictions came"),
         (["uniform", "--out", "r.html", "--clusters", "3"], "--clusters came without --predictions"),
         (["uniform", "--out", "r.html", "--near-duplicate", "1"], "--near-duplicate came without"),
-        (["uniform", "--out", "r.html", "--redraws", "-1"], "--redraws -1"),
+        (["uniform", "--out", "r.html", "--redraws", "-1"], "--redraws is -1"),
         (["--predictions", "p.jsonl", "--out", "r.html"], "no clusters"),
         (["--predictions", "p.jsonl", "--labels", "L.npy", "--out", "r.html"], "p.jsonl"),
         (["uniform", "--out", "r.pdf"], "ends in .html"),

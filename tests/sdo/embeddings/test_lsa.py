@@ -34,7 +34,7 @@ def test_lsa_with_full_rank_keeps_the_tfidf_cosines():
     np.testing.assert_allclose(rows @ rows.T, weights @ weights.T, atol=1e-6)
 
 
-def test_lsa_neighbours_share_the_family_of_word_problems():
+def test_lsa_neighbors_share_the_family_of_word_problems():
     problems = generate(240, seed=1)
     rows = lsa([problem.prompt for problem in problems], dim=64)
     cosine = rows @ rows.T

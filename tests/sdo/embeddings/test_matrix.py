@@ -20,7 +20,7 @@ matrices = hnp.arrays(
 )
 
 
-def exactly_normalised(row):
+def exactly_normalized(row):
     """The true unit row as fractions, up to a square root good to 200 bits."""
     exact = [Fraction(float(x)) for x in row]
     square = sum(x * x for x in exact)
@@ -45,7 +45,7 @@ def test_rows_are_unit_and_on_the_grid(matrix):
         if not good:
             assert not got.any()
             continue
-        for truth, value in zip(exactly_normalised(row), got, strict=True):
+        for truth, value in zip(exactly_normalized(row), got, strict=True):
             assert abs(truth - Fraction(float(value))) <= Fraction(1, 2**24)
 
 

@@ -18,7 +18,7 @@ def parallel(spread, dtype=np.float32):
 
 
 def graph_of(rows, k=4):
-    """The plan's neighbours over all samples, with what was warned."""
+    """The plan's neighbors over all samples, with what was warned."""
     embeddings = Embeddings.from_array(rows)
     plan = SDO(embeddings, k=k).plan(8)
     with warnings.catch_warnings(record=True) as caught:
@@ -37,7 +37,7 @@ def exact(rows):
 
 
 def exchanged(rows, graph):
-    """Share of neighbours that are none of the exact nearest, the slow way."""
+    """Share of neighbors that are none of the exact nearest, the slow way."""
     best = np.argsort(exact(rows), axis=1, kind="stable")[:, : graph.shape[1]]
     return 1 - np.mean([len(set(a) & set(b)) / len(a) for a, b in zip(best, graph, strict=True)])
 
@@ -130,7 +130,7 @@ def test_subtracting_the_mean_row_mends_it():
     assert exchanged(rows - rows.mean(axis=0), graph) < 0.001
 
 
-def test_one_warning_for_each_embeddings_and_none_without_neighbours():
+def test_one_warning_for_each_embeddings_and_none_without_neighbors():
     embeddings = Embeddings.from_array(parallel(1e-3))
     first = SDO(embeddings, seed=1).plan(8)
     assert first.notes == ()

@@ -1,4 +1,4 @@
-"""Approximate neighbours against the words of their definition, and their independence of the machine's arithmetic."""
+"""Approximate neighbors against the words of their definition, and their independence of the machine's arithmetic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nearest_first(rows, i, candidates):
 
 
 def slow_universes(unit, valid, probes):
-    """Each sample's universe, by the docstrings of the module, in Python integers but for the normalisation of sums."""
+    """Each sample's universe, by the docstrings of the module, in Python integers but for the normalization of sums."""
     rows = slow_sdo.whole_rows(unit)
     samples = [i for i in range(len(rows)) if valid[i]]
     groups = min(len(samples), int(4 * len(samples) ** 0.5))
@@ -109,7 +109,7 @@ def test_a_float32_search_that_errs_within_its_bound_changes_nothing(small, monk
         assert (again.graph(pool, 3) == graph).all()
 
 
-def test_plan_over_approximate_neighbours_keeps_what_is_always_true(small):
+def test_plan_over_approximate_neighbors_keeps_what_is_always_true(small):
     plan = SDO(clustered(1, 300), k=3, seed=5).plan(7)
     counts = np.zeros(300, dtype=np.int64)
     for e in range(4):
@@ -121,7 +121,7 @@ def test_plan_over_approximate_neighbours_keeps_what_is_always_true(small):
 
 
 def test_recall_on_real_embeddings(gsm8k, monkeypatch):
-    """Far below the size where it is used, where groups are small and neighbours far: a floor, not the figure."""
+    """Far below the size where it is used, where groups are small and neighbors far: a floor, not the figure."""
     monkeypatch.setattr(neighbors, "EXACT_LIMIT", 1)
     unit = unit_rows(np.load(gsm8k / "train_minilm.npy"))[0]
     everyone, valid = np.arange(len(unit)), np.ones(len(unit), bool)

@@ -499,7 +499,7 @@ def test_all_refusals_are_listed_at_once(make):
 
 @pytest.mark.parametrize("base", [Trainer, SFTTrainer])
 def test_trainers_of_other_methods_are_refused_by_name(base):
-    # Not initialised: the class decides before anything else is looked at, and setting one up costs seconds.
+    # Not initialized: the class decides before anything else is looked at, and setting one up costs seconds.
     cls = type("OtherTrainer", (base,), {"__module__": "trl.experimental.other"})
     for kind in (cls, type("Mine", (cls,), {"__module__": "train"})):
         with pytest.raises(InputError, match=rf"got a {cls.__name__}; this version supports SFTTrainer"):
@@ -617,7 +617,7 @@ def test_a_second_trainer_takes_a_model_over(make):
 
 @pytest.mark.parametrize("share", [False, True], ids=["own arguments", "the same arguments"])
 def test_a_recorder_alone_does_not_describe_the_plan_of_another_trainer(make, tmp_path, share):
-    """The baseline after the organised run, on the model that is there: no plan is its own, and ids are positions."""
+    """The baseline after the organized run, on the model that is there: no plan is its own, and ids are positions."""
     first = make(rows=dataset(reversed(range(N))))
     attach(first, sdo())
     first.train()
@@ -713,51 +713,51 @@ class Keep(TrainerCallback):
 def test_evaluation_and_prediction_are_left_alone(make):
     rows = dataset(range(5))
     plain = make(eval_rows=rows)
-    organised = make(eval_rows=rows)
-    attach(organised, sdo())
-    for trainer in (plain, organised):
+    organized = make(eval_rows=rows)
+    attach(organized, sdo())
+    for trainer in (plain, organized):
         trainer.metrics = trainer.evaluate()
-    assert organised.metrics["eval_loss"] == plain.metrics["eval_loss"]
-    organised.train()
-    assert not isinstance(organised.get_eval_dataloader().batch_sampler.sampler, OrganizedSampler)
-    assert np.isfinite(organised.evaluate()["eval_loss"])
+    assert organized.metrics["eval_loss"] == plain.metrics["eval_loss"]
+    organized.train()
+    assert not isinstance(organized.get_eval_dataloader().batch_sampler.sampler, OrganizedSampler)
+    assert np.isfinite(organized.evaluate()["eval_loss"])
 
 
 def test_detach_before_training_leaves_an_untouched_trainer(make):
-    plain, organised = make(num_train_epochs=2, max_steps=-1), make(num_train_epochs=2, max_steps=-1)
-    before = traces(organised)
-    handle = attach(organised, sdo())
-    assert traces(organised) != before
+    plain, organized = make(num_train_epochs=2, max_steps=-1), make(num_train_epochs=2, max_steps=-1)
+    before = traces(organized)
+    handle = attach(organized, sdo())
+    assert traces(organized) != before
     handle.detach()
     handle.detach()
-    assert traces(organised) == before
-    for trainer in (plain, organised):
+    assert traces(organized) == before
+    for trainer in (plain, organized):
         torch.manual_seed(3)
         trainer.train()
-    assert organised.probe.steps == plain.probe.steps
-    assert organised.state.log_history[:-1] == plain.state.log_history[:-1]  # the last entry holds wall times
-    assert same_weights(organised.model, plain.model)
+    assert organized.probe.steps == plain.probe.steps
+    assert organized.state.log_history[:-1] == plain.state.log_history[:-1]  # the last entry holds wall times
+    assert same_weights(organized.model, plain.model)
 
 
 def test_detach_after_training_leaves_an_untouched_trainer(make):
-    plain, organised = make(), make()
-    before = traces(organised)
-    handle = attach(organised, sdo())
-    organised.train()
+    plain, organized = make(), make()
+    before = traces(organized)
+    handle = attach(organized, sdo())
+    organized.train()
     trained = handle.trained.copy()
     plain.train()
     handle.detach()
-    assert traces(organised)[2:] == before[2:]
+    assert traces(organized)[2:] == before[2:]
     # transformers adds attributes of its own while it trains, to both alike.
-    assert traces(organised)[:2] == traces(plain)[:2]
+    assert traces(organized)[:2] == traces(plain)[:2]
     # From the same weights on, both train the same, bit for bit.
-    for trainer in (plain, organised):
+    for trainer in (plain, organized):
         trainer.model.load_state_dict(tiny_llama().state_dict())
         trainer.optimizer = trainer.lr_scheduler = None
         torch.manual_seed(3)
         trainer.train()
-    assert organised.probe.steps[7:] == plain.probe.steps[7:]
-    assert same_weights(organised.model, plain.model)
+    assert organized.probe.steps[7:] == plain.probe.steps[7:]
+    assert same_weights(organized.model, plain.model)
     assert handle.trained.tolist() == trained.tolist()  # the record stays, and nothing is added to it
 
 
@@ -798,7 +798,7 @@ def test_two_trainers_do_not_touch_each_other(make):
     assert second.probe.batches == Uniform(N, seed=9).plan(2).batches(0, 13).tolist()
     for handle, trainer in zip(handles, (first, second), strict=True):
         assert handle.trained.tolist() == counts(trainer.probe.batches).tolist()
-    # No class was changed: a trainer that nobody organised shuffles as ever, each sample once an epoch.
+    # No class was changed: a trainer that nobody organized shuffles as ever, each sample once an epoch.
     assert sorted(i for batch in plain.probe.batches[:11] for i in batch) == list(range(N))
     second.train()
     assert handles[1].trained.sum() == 26

@@ -106,7 +106,7 @@ def test_each_generation_batch_trains_its_planned_prompts(tokenizer, tmp_path, g
 
 
 def test_groups_stay_whole_for_the_rewards(tokenizer, tmp_path):
-    """trl#2803: what is normalised together belongs to one prompt."""
+    """trl#2803: what is normalized together belongs to one prompt."""
     calls = []
 
     def reward(prompts, completions, **kwargs):

@@ -107,7 +107,7 @@ def test_every_known_answer_of_gsm8k_is_read(gsm8k):
 
 @pytest.mark.gsm8k
 def test_real_solutions_are_judged_as_they_were(gsm8k):
-    """Four models' solutions with a judgement of their own: all 5,276 agree."""
+    """Four models' solutions with a judgment of their own: all 5,276 agree."""
     reward, agree = load_reward("gsm8k", "truth"), []
     for line in (gsm8k / "example_model_solutions.jsonl").read_text().splitlines():
         row = json.loads(line)

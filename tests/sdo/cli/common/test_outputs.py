@@ -9,7 +9,7 @@ from run_folders import write_planned
 
 from sdo import SDO
 from sdo.cli.common.outputs import (
-    Parts,
+    Outputs,
     aligned,
     array_writer,
     check_out_folder,
@@ -44,7 +44,7 @@ def test_file_names_fit_every_file_system():
 
 
 def test_a_part_that_fails_is_named_and_the_others_go_on(capsys):
-    parts = Parts("some")
+    parts = Outputs("some")
     assert parts.attempt("first", lambda: 3) == 3
     assert parts.attempt("second", lambda: 1 / 0) is None
     assert (parts.failed, parts.files) == (["second"], [])

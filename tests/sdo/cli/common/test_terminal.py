@@ -36,7 +36,7 @@ def test_progress_bars_are_drawn(monkeypatch):
         for text in ("\r 3 of 4", "\r    \r", "\n\n\x1b[A\x1b[A"):
             sys.stderr.write(text)
         assert sys.stderr.isatty()
-        assert not sys.stdout.isatty()  # colours of other packages would come out as escapes
+        assert not sys.stdout.isatty()  # colors of other packages would come out as escapes
     assert screens[1].getvalue() == "\r 3 of 4\r    \r\n\n\x1b[A\x1b[A"
 
 
