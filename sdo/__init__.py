@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sdo.organizers.sdo import SDO
     from sdo.organizers.steps import EpochPlan, Layout, StepPlan, Steps
     from sdo.organizers.uniform import Uniform
+    from sdo.selectors.random import RandomSelect
+    from sdo.selectors.selector import Selector
     from sdo.trainers.attach import Handle, attach
     from sdo.trainers.sampler import OrganizedSampler
 else:
@@ -35,6 +37,8 @@ __all__ = [
     "OrganizerInputs",
     "OrganizerSpec",
     "Plan",
+    "RandomSelect",
+    "Selector",
     "StepPlan",
     "Steps",
     "Uniform",

@@ -15,6 +15,7 @@ RANDOM_NEIGHBORS = 2  # the control that replaces neighbors by random members
 HOT_DRAW = 3  # inverse-exposure draw from the hot samples
 CENTROIDS = 4  # rows that k-means starts from and trains on, when neighbors are approximate
 REDRAW = 5  # seeds of the plans that a recorded one is compared with
+SELECT = 7  # which candidates of a step are kept; the epoch stands for the step
 PROBE = 6  # batches of a plan, and members of a batch, that a probe looks at; the epoch stands for the plan
 
 MAX_SEED = 2**64 - 1
@@ -46,6 +47,20 @@ def raw_keys(seed: int, purpose: int, epoch: int, count: int) -> NDArray[np.uint
     counter = np.array([0, 0, purpose, epoch], dtype=np.uint64)
     key = np.array([seed, 0], dtype=np.uint64)
     return np.random.Philox(counter=counter, key=key).random_raw(count)
+
+
+def key_of(seed: int, purpose: int, epoch: int, index: int) -> int:
+    """Return the first key of one index in a stream of its own, without those of the others.
+
+    Parameters
+    ----------
+    seed, purpose, epoch
+        As for :func:`raw_keys`.
+    index
+        From 0 to 2**64 - 1.
+    """
+    counter = np.array([0, index, purpose, epoch], dtype=np.uint64)
+    return int(np.random.Philox(counter=counter, key=np.array([seed, 0], dtype=np.uint64)).random_raw())
 
 
 def order_by_keys(keys: NDArray[np.uint64], ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -145,7 +145,20 @@ EVALUATIONS = Stream(
     by_step=False,
     after=1,  # evaluation comes before saving
 )
-STREAMS = (STEPS, GRADIENTS, EXPOSURE, EVALUATIONS)
+SELECTION = Stream(
+    "selection",
+    "one sample that a step was offered, where a selector decides what is trained",
+    (
+        _STEP,
+        Column("sample_id", "int64", "the sample"),
+        Column("micro_batch", "int32", "its number within the step, over all processes"),
+        Column("kept", "bool", "whether it was trained"),
+        Column("score", "float64", "the selector's; the larger, the sooner kept"),
+    ),
+    keys=("step", "micro_batch"),
+    by_step=False,
+)
+STREAMS = (STEPS, GRADIENTS, EXPOSURE, EVALUATIONS, SELECTION)
 
 
 def streams_of(signals: Iterable[str]) -> dict[str, Stream]:

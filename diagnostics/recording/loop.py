@@ -380,7 +380,7 @@ class LoopRecorder:
         """Compare what all processes trained with what was planned, and count it."""
         ledger.ids = [i for part in self._training.processes.lists(ledger.ids) for i in part]
         ledger.require_share(step, ledger.planned(step))
-        ledger.count(step, skipped=False)
+        ledger.count(step, ledger.planned(step), skipped=False)
 
     def _retire(self) -> None:
         """End the recording because another training of the model begins."""

@@ -28,6 +28,7 @@ from diagnostics.signals.losses import LossReader
 from diagnostics.signals.objectives import shifts_labels
 from sdo.errors import InputError
 from sdo.organizers.steps import EpochPlan
+from sdo.run_format import SELECTION
 from sdo.trainers.adapter import TrainerAdapter
 from sdo.trainers.completions import CompletionFollower, follow_completions, trainer_needed
 from sdo.trainers.requirements import no_ids_came, require_trained_tokens
@@ -205,6 +206,7 @@ class Recording:
                 sample_ids=total.sample_ids,
             )
             self._write_gradients(total)
+            self._write_selection()
             if first:
                 self.outcomes.look_at_first(total)
             current.micro_batches = []
@@ -255,6 +257,33 @@ class Recording:
             self._session.figures.add(figure, value)
         if self._captures.all_checked:
             self._write_checks()
+
+    def _write_selection(self) -> None:
+        """Write what the step was offered and what of it was kept; with several processes a collective call."""
+        schedule, step = self._session.schedule, self._current.number
+        if schedule is None or schedule.selection is None:
+            return
+        found, processes = schedule.selection.of_step(step), self._processes
+        offered = found.candidates
+        numbers = offered.micro_batch * processes.count + processes.rank
+        columns = {
+            "sample_id": processes.lists(offered.sample_ids.tolist()),
+            "micro_batch": processes.lists(numbers.tolist()),
+            "kept": processes.lists(found.kept.astype(np.int64).tolist()),
+        }
+        rows = {name: np.concatenate(parts).astype(np.int64) for name, parts in columns.items()}
+        score = np.concatenate(processes.numbers(found.score))
+        order = np.argsort(rows["micro_batch"], kind="stable")
+        self.log.add_rows(
+            SELECTION.path,
+            {
+                "step": np.full(len(order), step),
+                "sample_id": rows["sample_id"][order],
+                "micro_batch": rows["micro_batch"][order].astype(np.int32),
+                "kept": rows["kept"][order].astype(np.bool_),
+                "score": score[order],
+            },
+        )
 
     def _write_pending(self) -> None:
         row = self._logged.take()

@@ -47,6 +47,7 @@ def describe_run(training: TrainerAdapter, session: TrainingSession, captures: M
     """
     plan = session.plan
     embeddings = None if plan is None else plan.organizer.embeddings
+    selection = None if session.schedule is None else session.schedule.selection
     model, dataset, settings = training.model, training.dataset, training.settings
     parameters = list(model.parameters())
     extra = dict(settings.extra)
@@ -54,6 +55,7 @@ def describe_run(training: TrainerAdapter, session: TrainingSession, captures: M
     return {
         "first_step": training.first_step,
         "organizer": None if plan is None else {**plan.describe(), "fingerprint": plan.fingerprint},
+        "selector": None if selection is None else selection.describe(),
         "embeddings": None
         if embeddings is None
         else {

@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 from sdo.embeddings.belonging import match_texts, misplaced, read_record
 from sdo.errors import InputError
 from sdo.organizers.plan import Organizer, Plan, describe_difference
+from sdo.selectors.selector import Selector
 from sdo.trainers.checkpoints import dataset_digest
 from sdo.trainers.completions import follow_completions
 from sdo.trainers.ended import end_before_the_first_step, stop_at_once
@@ -23,12 +24,15 @@ from sdo.trainers.log_figures import log_scalars
 from sdo.trainers.processes import Processes
 from sdo.trainers.row_ids import RETIRED, batch_samples, bound_plan, dataset_ids_of, trainer_refusals
 from sdo.trainers.sampler import OrganizedSampler, process_share
+from sdo.trainers.selection import BatchSelection, require_offered, selection_refusals
 from sdo.trainers.session import Schedule, TrainingSession
 
 _STATE = "OrganizerCallback"
 
 
-def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_id") -> Handle:
+def attach(
+    trainer: Trainer, organizer: Organizer, *, selector: Selector | None = None, id_column: str = "sample_id"
+) -> Handle:
     """Let an organizer decide the batches of a trainer.
 
     Parameters
@@ -39,6 +43,9 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
         each of several under DDP, with a map-style training dataset. Only this object changes.
     organizer
         :class:`~sdo.SDO` or :class:`~sdo.Uniform`.
+    selector
+        What of each step is trained, such as :class:`~sdo.RandomSelect`; all of it by default. For ``SFTTrainer`` and
+        ``transformers.Trainer`` alone. *Planned* then counts what was offered, *trained* what was kept.
     id_column
         Column of the training dataset that says which embedding row belongs to a sample: a key into the embeddings'
         ids where they bring some, else the row's number. Without the column the position serves, as long as preparing
@@ -77,10 +84,12 @@ def attach(trainer: Trainer, organizer: Organizer, *, id_column: str = "sample_i
     """
     for refusal in trainer_refusals(trainer):
         raise InputError(refusal)
+    for refusal in [] if selector is None else selection_refusals(trainer, selector):
+        raise InputError(refusal)
     dataset_ids, source = dataset_ids_of(trainer, organizer, id_column)
     plan = bound_plan(trainer, organizer, dataset_ids)
     _warn_of_other_rows(trainer.train_dataset, organizer, id_column)
-    return Handle(trainer, plan, dataset_ids, source)
+    return Handle(trainer, plan, dataset_ids, source, selector)
 
 
 def _warn_of_other_rows(dataset: Any, organizer: Organizer, id_column: str) -> None:
@@ -108,7 +117,14 @@ class Handle:
         The sampler that hands it out.
     """
 
-    def __init__(self, trainer: Trainer, plan: Plan, dataset_ids: NDArray[np.int64], source: str) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        plan: Plan,
+        dataset_ids: NDArray[np.int64],
+        source: str,
+        selector: Selector | None = None,
+    ) -> None:
         self.plan = plan
         self._trainer: Trainer | None = trainer
         positions = np.argsort(dataset_ids, kind="stable")
@@ -122,7 +138,8 @@ class Handle:
         content = dataset_digest(trainer.train_dataset, dataset_ids)
         self._follower = None if layout is None else follow_completions(trainer)
         self._ledger = TrainedLedger(plan, self._session, 1 if layout is None else layout.optimizer_steps)
-        self._callback = OrganizerCallback(plan, self._session, self._ledger, trainer, content)
+        self._selection = None if selector is None else BatchSelection(trainer, selector)
+        self._callback = OrganizerCallback(plan, self._session, self._ledger, trainer, content, self._selection)
         self._session.schedule = Schedule(
             plan,
             self._ledger.trained,
@@ -130,6 +147,7 @@ class Handle:
             check=self._callback.require_fit,
             release=self._retire,
             steps_per_batch=self._ledger.steps_per_batch,
+            selection=self._selection,
         )
         trainer.add_callback(self._callback)
         # transformers calls it with the dataset or without, by position or by name (transformers#38226).
@@ -150,6 +168,8 @@ class Handle:
         self._log.detach()
         self._session.schedule = None
         self._ledger.detach()
+        if self._selection is not None:
+            self._selection.detach()
         if self._follower is not None:
             self._follower.detach()
         self._trainer = None
@@ -194,9 +214,10 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         ledger: TrainedLedger,
         trainer: Trainer,
         content: str | None = None,
+        selection: BatchSelection | None = None,
     ) -> None:
         self._plan, self._session, self._ledger = plan, session, ledger
-        self._content = content
+        self._content, self._selection = content, selection
         self._trainer = trainer
         self._layout = GenerationLayout.of(trainer.args)
         self._completions: CompletionCount | None = None
@@ -211,6 +232,10 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             "dataset": self._content,
             "skipped_steps": list(self._ledger.skipped),
         }
+        if self._selection is not None:
+            attributes["selector"] = self._selection.describe()
+            attributes["selector_state"] = self._selection.selector.state()
+            attributes["trained"] = self._ledger.trained.tolist()
         if self._layout is not None:
             attributes["steps_per_batch"] = self._ledger.steps_per_batch
         return {"args": {}, "attributes": attributes}
@@ -232,6 +257,7 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._skipped = []
         if state.global_step > 0:
             self._skipped = _verify_checkpoint(state, self._plan, self._content, self._ledger.steps_per_batch)
+            _verify_selector(state, self._selection)
         _check_drawn(loader, args)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -243,6 +269,10 @@ class OrganizerCallback(TrainerCallback, ExportableState):
         self._processes.same(self._content or "unknown", "the dataset")
         self.require_fit(args, state, kwargs["train_dataloader"])
         self._ledger.resume(state.global_step, self._skipped)
+        if self._selection is not None and state.global_step > 0:
+            entry = state.stateful_callbacks[_STATE]["attributes"]
+            self._selection.selector.load(entry["selector_state"])
+            self._ledger.trained[:] = entry["trained"]
         if self._layout is not None:
             self._completions = CompletionCount(self._layout)
             continue_generation(self._trainer, self._layout)
@@ -278,8 +308,25 @@ class OrganizerCallback(TrainerCallback, ExportableState):
             ids = [i for part in self._processes.lists(ledger.ids) for i in part]
             self._completions.check(step, ids, planned.tolist())
         else:
-            ledger.require_share(step, process_share(planned, int(args.train_batch_size), self._processes))
-        ledger.count(step, skipped=self._session.update.skipped(step, kwargs.get("optimizer")))
+            share = process_share(planned, int(args.train_batch_size), self._processes)
+            kept = None if self._selection is None else self._selection.of_step(step)
+            if kept is not None:
+                require_offered(step, kept.candidates.sample_ids, share)
+                share = kept.trained
+                planned = np.array([i for part in self._processes.lists(share.tolist()) for i in part], np.int64)
+            ledger.require_share(step, share)
+        ledger.count(step, planned, skipped=self._session.update.skipped(step, kwargs.get("optimizer")))
+
+
+def _verify_selector(state: Any, selection: BatchSelection | None) -> None:
+    """Refuse to continue a checkpoint under another selector."""
+    before = state.stateful_callbacks[_STATE]["attributes"].get("selector")
+    now = None if selection is None else selection.describe()
+    if before != now:
+        raise InputError(
+            f"the checkpoint at step {state.global_step} was trained with selector {before}, now it is {now}; expected "
+            "the same, since other samples would be kept; fix: attach with the same selector, or start a new run"
+        )
 
 
 def _check_drawn(loader: Any, args: Any) -> None:

@@ -233,6 +233,20 @@ class _Batch(dict[str, Any]):
         return moved
 
 
+def ids_of_batch(batch: Any) -> BatchIds | None:
+    """Return the ids that a batch carries, beside its tensors or on its ``input_ids``; None where it has none."""
+    found = batch.get(BATCH_KEY) if isinstance(batch, Mapping) else None
+    if found is None and isinstance(batch, Mapping):
+        found = getattr(batch.get("input_ids"), BATCH_KEY, None)
+    return found if isinstance(found, BatchIds) else None
+
+
+def with_ids(batch: dict[str, Any], ids: BatchIds) -> dict[str, Any]:
+    """Let ids ride on a batch that is on its device already."""
+    _tag(batch["input_ids"], ids)
+    return batch
+
+
 def _tag(tensor: Any, ids: BatchIds) -> torch.Tensor:
     """Let ids ride on a tensor, and on its copies where it may be moved again."""
     setattr(tensor, BATCH_KEY, ids)

@@ -75,9 +75,9 @@ class TrainedLedger:
                 "something else changed the data loader of this trainer"
             )
 
-    def count(self, step: int, *, skipped: bool) -> None:
-        """Count a step that was trained, or note that its update was skipped, and tell the figures."""
-        batch, samples = step // self.steps_per_batch, self.planned(step)
+    def count(self, step: int, samples: NDArray[np.int64], *, skipped: bool) -> None:
+        """Count the samples of a step that was trained, or note that its update was skipped, and tell the figures."""
+        batch = step // self.steps_per_batch
         if skipped:
             self.skipped.append(step)
         elif batch != self._counted:  # once, at its first update

@@ -22,6 +22,7 @@ from sdo.trainers.loss_scaling import CurrentUpdate
 if TYPE_CHECKING:
     from sdo.organizers.plan import Plan
     from sdo.trainers.completions import CompletionFollower
+    from sdo.trainers.selection import BatchSelection
 
 # A session lives in its hook on the model. Were it held here, its listeners' trainers would keep the model for ever.
 _sessions: WeakKeyDictionary[nn.Module, weakref.ref[TrainingSession]] = WeakKeyDictionary()
@@ -85,6 +86,8 @@ class Schedule:
         Makes the organizer leave the model to another trainer.
     steps_per_batch
         Optimizer steps that train on one batch of the plan; more than 1 only where completions are used again.
+    selection
+        What of each step is trained; None for all of it.
     """
 
     plan: Plan
@@ -93,6 +96,7 @@ class Schedule:
     check: Callable[[Any, Any, Any], None]
     release: Callable[[], None]
     steps_per_batch: int = 1
+    selection: BatchSelection | None = None
 
 
 class TrainingSession:

@@ -13,6 +13,7 @@ pytest.importorskip("trl")
 from training import ORDER, RECORDED, N, organizer, train
 
 from analysis import Run
+from sdo.run_format import SELECTION
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD.*:UserWarning")
 
@@ -43,6 +44,7 @@ def jobs(folder):
             "num_train_epochs": 2,
             "max_steps": -1,
         },
+        {"name": "selected", "per_device": 4, "accumulation": 2, "keep": 0.5, **SGD},
         {"name": "skipped", "per_device": 2, "accumulation": 1, "skip": True},
         {"name": "own tokens", "per_device": 2, "accumulation": 1, "average_tokens_across_devices": False, **SGD},
         {
@@ -137,6 +139,21 @@ def test_a_skipped_update_is_counted_in_no_process(seen, folder):
     assert [rank["trained"] for rank in seen["skipped"]] == [counts(kept)] * 2
     skipped = Run.open(folder / "skipped" / "run").steps()["skipped"].to_pylist()
     assert skipped == [step == 2 for step in range(8)]
+
+
+def test_each_process_keeps_its_share_of_a_step(seen, folder):
+    """Choices are local, and as many in each process, so that steps stay in step."""
+    plan, run = organizer().plan(16), Run.open(folder / "selected" / "run")
+    table = run.table(SELECTION).to_pydict()
+    trained = batches(seen["selected"])
+    for step, batch in enumerate(trained):
+        at = [n for n, s in enumerate(table["step"]) if s == step]
+        assert [table["sample_id"][n] for n in at] == plan.batch(step).tolist()
+        assert [table["micro_batch"][n] for n in at] == [m for m in range(4) for _ in range(4)]
+        assert sorted(table["sample_id"][n] for n in at if table["kept"][n]) == sorted(batch)
+        assert [sum(len(micro) for micro in rank["steps"][step]) for rank in seen["selected"]] == [4, 4]
+    assert run.steps()["sample_ids"].to_pylist() == trained
+    assert [rank["trained"] for rank in seen["selected"]] == [counts(trained)] * 2
 
 
 # ---------------------------------------------------------------------- the run folder

@@ -22,7 +22,7 @@ from trl import SFTConfig, SFTTrainer
 
 from diagnostics import GradientRecorder
 from diagnostics.signals.registry import DEFAULT_SIGNALS
-from sdo import SDO, attach
+from sdo import SDO, RandomSelect, attach
 from sdo.demo.tiny_model import build
 from tests.llama import tiny_llama
 from tests.trainings import SIGNALS
@@ -117,6 +117,7 @@ def train(
     skip=False,
     resume=None,
     fails=False,
+    keep=None,
     **changes,
 ):
     """Train, and return what was seen; of a job that ``fails`` the error."""
@@ -129,7 +130,10 @@ def train(
         handle = None
         if organize:
             of_rank = (options or {}).get(str(rank), options or {})
-            handle = attach(trainer, organizer(**{k: v for k, v in of_rank.items() if not k.isdigit()}))
+            selector = None if keep is None else RandomSelect(keep, seed=3)
+            handle = attach(
+                trainer, organizer(**{k: v for k, v in of_rank.items() if not k.isdigit()}), selector=selector
+            )
         if skip:
             trainer.add_callback(Skip())
         if stop:

@@ -25,7 +25,7 @@ MODULES = sorted(
     for info in pkgutil.walk_packages(importlib.util.find_spec(package).submodule_search_locations, f"{package}.")
 )
 ROOMS = (
-    *("sdo.organizers", "sdo.neighbors", "sdo.embeddings", "sdo.demo"),
+    *("sdo.organizers", "sdo.selectors", "sdo.neighbors", "sdo.embeddings", "sdo.demo"),
     *("diagnostics.signals", "diagnostics.sketches", "diagnostics.run_folder", "diagnostics.examination"),
     *("analysis.balance", "analysis.coherence", "analysis.exposure", "analysis.locality", "analysis.probe"),
     *("analysis.report", "analysis.run_folder", "analysis.seeds"),

@@ -1,5 +1,6 @@
 """The blocks of docs/extending.md, run in their order by somebody who has embeddings and a recorded run."""
 
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from diagnostics.signals.registry import signals_of
 from sdo import SDO
 from sdo.cli.main import main
 from sdo.organizers import registry
+from sdo.selectors import Candidates
+from sdo.selectors.selector import choose
 from tests.run_folders import write_training
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
@@ -28,7 +31,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     write_training(tmp_path / "runs" / "sdo")
     names = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         exec(compile(block, "extending.md", "exec"), names)  # noqa: S102 - the page's own code
     made = names["Windows"](SDO(MATRIX).embeddings, seed=3).plan(8)
@@ -38,6 +41,15 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     assert [a + b for a, b in zip(names["seen"][::2], names["seen"][1::2], strict=True)] == plan.batches(0, 5).tolist()
     assert names["state"]["step"] == 5
     assert signals_of(["embedded", "weight"])[1] == names["Embedded"]()
+    selector = names["LeastSeen"](0.5)
+    offered = Candidates(0, np.arange(4), np.zeros(4, np.int64), np.ones(4, np.int64))
+    for wanted in ([0, 1], [2, 3], [0, 1]):
+        kept, _ = choose(selector, offered)
+        assert np.flatnonzero(kept).tolist() == wanted
+        selector.chosen(offered, kept)
+    other = names["LeastSeen"](0.5)
+    other.load(json.loads(json.dumps(selector.state())))
+    assert other.seen == selector.seen
     recorded = Run.open(tmp_path / "runs" / "loop").steps().to_pydict()
     assert recorded["sample_ids"] == plan.batches(0, 5).tolist()
     assert names["checkpoint"]["recorder"]["step"] == 5
