@@ -167,7 +167,7 @@ def streams_of(signals: Iterable[str]) -> dict[str, Stream]:
     Examples
     --------
     >>> list(streams_of(["hidden", "weight"]))
-    ['steps', 'gradients/hidden', 'gradients/weight', 'exposure', 'evaluations']
+    ['steps', 'gradients/hidden', 'gradients/weight', 'exposure', 'evaluations', 'selection']
     """
     signals = list(signals)
     found: dict[str, Stream] = {}

@@ -12,7 +12,6 @@ from transformers import TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from sdo import InputError
-from sdo.trainers import requirements as launch
 from sdo.trainers.requirements import check_launch, process_refusals, require_trained_tokens
 
 LAUNCHES = [
@@ -47,7 +46,7 @@ def test_a_launch_that_cannot_be_followed_is_refused_with_its_remedy(changes, me
     ],
 )
 def test_accelerate_launch_says_it_by_the_environment(monkeypatch, environment, message):
-    monkeypatch.setattr(launch, "is_initialized", lambda: False)
+    monkeypatch.setattr("accelerate.state.is_initialized", lambda: False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=message):
@@ -63,8 +62,8 @@ def test_accelerate_launch_says_it_by_the_environment(monkeypatch, environment, 
 )
 def test_what_accelerate_found_counts(monkeypatch, state, message):
     found = SimpleNamespace(**{"distributed_type": DistributedType.NO, "fsdp_plugin": None, **state})
-    monkeypatch.setattr(launch, "is_initialized", lambda: True)
-    monkeypatch.setattr(launch, "AcceleratorState", lambda: found)
+    monkeypatch.setattr("accelerate.state.is_initialized", lambda: True)
+    monkeypatch.setattr("accelerate.state.AcceleratorState", lambda: found)
     (refusal,) = process_refusals(SimpleNamespace(world_size=2))
     assert message in refusal
 
