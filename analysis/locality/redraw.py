@@ -239,6 +239,11 @@ def recorded_plan(run: Run, embeddings: Embeddings) -> Plan:
     noted = run.info.get("organizer")
     if not noted:
         raise InputError("the run had no organizer, so that its plan cannot be drawn anew")
+    if run.info.get("selector") is not None:
+        raise InputError(
+            f"{run.path}: selector {run.info['selector'].get('name')!r} kept a part of each batch, which re-draws of the "
+            "plan do not"
+        )
     try:
         options, size, count = dict(noted["options"]), noted["batch_size"], noted["n_samples"]
         organizer = make_organizer(noted["name"], OrganizerInputs(len(embeddings), embeddings), options)
