@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sdo.selectors.random import RandomSelect
     from sdo.selectors.selector import Selector
     from sdo.trainers.attach import Handle, attach
+    from sdo.trainers.inside import OrganizeAndRecord
     from sdo.trainers.sampler import OrganizedSampler
 else:
     __getattr__, __dir__ = exports(__name__)
@@ -32,6 +33,7 @@ __all__ = [
     "Handle",
     "InputError",
     "Layout",
+    "OrganizeAndRecord",
     "OrganizedSampler",
     "Organizer",
     "OrganizerInputs",

@@ -241,8 +241,8 @@ def recorded_plan(run: Run, embeddings: Embeddings) -> Plan:
         raise InputError("the run had no organizer, so that its plan cannot be drawn anew")
     if run.info.get("selector") is not None:
         raise InputError(
-            f"{run.path}: selector {run.info['selector'].get('name')!r} kept a part of each batch, which re-draws of the "
-            "plan do not"
+            f"{run.path}: selector {run.info['selector'].get('name')!r} kept a part of each batch; re-draws of the "
+            "plan keep all of it"
         )
     try:
         options, size, count = dict(noted["options"]), noted["batch_size"], noted["n_samples"]

@@ -70,12 +70,12 @@ def trainer_refusals(trainer: Any) -> Iterator[str]:
             _ = layout.optimizer_steps
         except InputError as error:
             yield str(error)
-    for option, (is_set, why) in _refused_options(trainer).items():
+    for option, (is_set, why) in refused_options(trainer).items():
         if is_set:
             yield f"{option} is set; an organizer cannot work with it: {why}"
 
 
-def _refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
+def refused_options(trainer: Any) -> dict[str, tuple[bool, str]]:
     """Return for each option whether it is set, why that cannot be, and the remedy."""
     args = trainer.args
     return {

@@ -1,5 +1,6 @@
 """The blocks of docs/extending.md, run in their order by somebody who has embeddings and a recorded run."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 pytest.importorskip("trl", reason="needs the extra train")
 
+from transformers import Trainer, TrainingArguments
+
 from analysis import Run
 from diagnostics.signals import registry as signals
 from diagnostics.signals.registry import signals_of
@@ -17,10 +20,21 @@ from sdo.cli.main import main
 from sdo.organizers import registry
 from sdo.selectors import Candidates
 from sdo.selectors.selector import choose
+from tests import trainings
 from tests.run_folders import write_training
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 MATRIX = np.random.default_rng(0).standard_normal((40, 4))
+
+
+def run_exp(folder, callbacks):
+    """What a framework does: it builds a trainer of its own and trains."""
+    rows = trainings.tokenized(trainings.make_rows(40, seed=1))
+    options = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "max_steps": 5}
+    arguments = TrainingArguments(str(folder), per_device_train_batch_size=8, **options)
+    collator = functools.partial(trainings.pad, side="right")
+    model = trainings.make_model()
+    Trainer(model, arguments, train_dataset=rows, data_collator=collator, callbacks=callbacks).train()
 
 
 def test_the_blocks_run(tmp_path, monkeypatch, capsys):
@@ -29,9 +43,9 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(signals, "_known", dict(signals._known))
     np.save("E.npy", MATRIX)
     write_training(tmp_path / "runs" / "sdo")
-    names = {}
+    names = {"arguments": tmp_path / "framework", "run_exp": run_exp}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for block in blocks:
         exec(compile(block, "extending.md", "exec"), names)  # noqa: S102 - the page's own code
     made = names["Windows"](SDO(MATRIX).embeddings, seed=3).plan(8)
@@ -50,6 +64,7 @@ def test_the_blocks_run(tmp_path, monkeypatch, capsys):
     other = names["LeastSeen"](0.5)
     other.load(json.loads(json.dumps(selector.state())))
     assert other.seen == selector.seen
+    assert len(Run.open(tmp_path / "runs" / "inside").steps()) == 5
     recorded = Run.open(tmp_path / "runs" / "loop").steps().to_pydict()
     assert recorded["sample_ids"] == plan.batches(0, 5).tolist()
     assert names["checkpoint"]["recorder"]["step"] == 5

@@ -114,6 +114,14 @@ def test_a_recorded_plan_is_made_again(saved, make_planned):
         assert made.batches(0, 15).tolist() == plan.batches(0, 15).tolist()
 
 
+def test_a_run_under_a_selector_has_no_re_draws(saved, make_planned):
+    writer = make_planned("run", SDO(saved, seed=9).plan(4), steps=10)
+    noted = json.loads((writer.path / "run.json").read_text())["organizer"]
+    writer.info(organizer=noted, selector={"name": "random", "options": {"keep": 0.5}})
+    with pytest.raises(InputError, match="selector 'random' kept a part of each batch; re-draws of the plan keep all"):
+        recorded_plan(Run.open(writer.path), saved)
+
+
 def test_a_plan_that_is_not_the_runs_is_refused(saved, make_planned):
     plan = SDO(saved, seed=9).plan(4)
     writer = make_planned("run", plan, steps=10)
